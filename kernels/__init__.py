@@ -1,0 +1,18 @@
+"""Operators: what can be run, with which templates, and how schedules of them are built and rendered."""
+
+from kernelwright.errors import UnknownOperator
+from kernelwright.kernels.matmul.operator import MATMUL
+from kernelwright.kernels.operator import Operator
+
+OPERATORS: dict[str, Operator] = {"matmul": MATMUL}
+"""Every operator by name."""
+
+
+def get_operator(name: str) -> Operator:
+    """The operator of that name; UnknownOperator lists the names there are."""
+    if name not in OPERATORS:
+        raise UnknownOperator(f"operator must be one of {', '.join(OPERATORS)}, got {name!r}")
+    return OPERATORS[name]
+
+
+__all__ = ["OPERATORS", "Operator", "get_operator"]
