@@ -1,0 +1,272 @@
+"""A worker in a process of its own: it may abort, hang or print without harm to the caller.
+
+Compilers and GPU kernels can take a whole process down, so they run here. The child gets its jobs as pickles over
+pipes of its own (its stdout and stderr go to a file whose tail the errors quote), has its own process group, and dies
+with its parent. It does not import the caller's `__main__`, so it works from scripts, pytest, stdin and `python -c`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import fcntl
+import importlib
+import json
+import os
+import pickle
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Callable, Mapping
+from multiprocessing.connection import Connection
+from typing import IO, Any
+
+from kernelwright.errors import KernelwrightError
+
+Handler = Callable[[Any], Any]
+
+_TAIL_BYTES = 4000
+_BOOT = (
+    "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+    "from kernelwright.kernels.child_process import child_main; child_main(*map(int, sys.argv[2:]))"
+)
+
+
+class ChildError(KernelwrightError):
+    """A job in a child process came to nothing. stderr: the last of what the child printed."""
+
+    stderr: str = ""
+
+
+class ChildDied(ChildError):
+    """The process ended during a job. exit_code: as in subprocess, minus the signal's number when killed."""
+
+    def __init__(self, exit_code: int | None, stderr: str) -> None:
+        super().__init__(exit_code, stderr)
+        self.exit_code, self.stderr = exit_code, stderr
+
+    def __str__(self) -> str:
+        how = f"exited with code {self.exit_code}"
+        if self.exit_code is not None and self.exit_code < 0:
+            how = f"was killed by {signal.Signals(-self.exit_code).name}"
+        return f"the child process {how}" + (f"; its last words:\n{self.stderr}" if self.stderr else "")
+
+
+class ChildTimeout(ChildError):
+    """The job took longer than it was given; the process was killed."""
+
+    def __init__(self, timeout_s: float, stderr: str) -> None:
+        super().__init__(timeout_s, stderr)
+        self.timeout_s, self.stderr = timeout_s, stderr
+
+    def __str__(self) -> str:
+        words = f"; its last words:\n{self.stderr}" if self.stderr else ""
+        return f"the child process was killed after {self.timeout_s:g} s without a result{words}"
+
+
+class ChildRaised(ChildError):
+    """The job raised an exception that is not a KernelwrightError (those are raised again as they are)."""
+
+    def __init__(self, type_name: str, message: str, trace: str, stderr: str = "") -> None:
+        super().__init__(type_name, message, trace, stderr)
+        self.type_name, self.message, self.trace, self.stderr = type_name, message, trace, stderr
+
+    def __str__(self) -> str:
+        return f"{self.type_name}: {self.message}"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Live:
+    """A running child: its process, the parent's ends of the pipes, and the file that it prints to."""
+
+    process: subprocess.Popen[bytes]
+    jobs: Connection
+    results: Connection
+    lifeline: Connection
+    log: IO[bytes]
+
+    def tail(self) -> str:
+        size = self.log.seek(0, os.SEEK_END)
+        self.log.seek(max(0, size - _TAIL_BYTES))
+        return self.log.read().decode(errors="replace").strip()
+
+    def end(self) -> int:
+        """Kill the child and whatever it started; the exit code of a child that had ended by itself is kept."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        code = self.process.wait()
+        for end in (self.jobs, self.results, self.lifeline, self.log):
+            end.close()
+        return code
+
+
+class ChildProcess:
+    """Does jobs one by one in a process that is started when needed and replaced when it died.
+
+    target: "module:function"; the function gets a payload and returns a result, both picklable. With `init`, it is
+    called once in every fresh process as `function(**init)` and returns the function that does the jobs.
+    env: environment variables set in the child before the target's module is imported.
+    start_timeout_s: how long importing (and init) may take.
+
+    One job at a time: not for use by several threads at once.
+    """
+
+    def __init__(
+        self,
+        target: str,
+        *,
+        init: Mapping[str, Any] | None = None,
+        env: Mapping[str, str] | None = None,
+        start_timeout_s: float = 120.0,
+    ) -> None:
+        self._hello = (target, None if init is None else dict(init), dict(env or {}))
+        self._start_timeout_s = start_timeout_s
+        self._live: _Live | None = None
+
+    @property
+    def pid(self) -> int | None:
+        """The running child's process id; None when there is none."""
+        return self._live.process.pid if self._live else None
+
+    def call(self, payload: Any, timeout_s: float | None = None) -> Any:
+        """The result of one job; timeout_s counts from when the child is ready.
+
+        Raises ChildDied, ChildTimeout (both leave no process; the next call starts one), ChildRaised, or the
+        KernelwrightError that the job raised.
+        """
+        live = self.start()
+        live.log.truncate(0)
+        return self._exchange(live, payload, timeout_s)
+
+    def start(self) -> _Live:
+        """Make sure that a child is running and ready; the errors of `call` when it cannot be."""
+        if self._live is not None and self._live.process.poll() is not None:
+            self.kill()
+        if self._live is None:
+            self._live = _spawn()
+            try:
+                self._exchange(self._live, self._hello, self._start_timeout_s)
+            except KernelwrightError:
+                self.kill()
+                raise
+        return self._live
+
+    def kill(self) -> None:
+        """End the child and everything it started, at once; the next call starts a fresh one."""
+        if self._live is not None:
+            live, self._live = self._live, None
+            live.end()
+
+    def close(self) -> None:
+        """Same as `kill`: the child holds nothing that must be saved."""
+        self.kill()
+
+    def __enter__(self) -> ChildProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _exchange(self, live: _Live, payload: Any, timeout_s: float | None) -> Any:
+        try:
+            live.jobs.send(payload)
+            if not live.results.poll(timeout_s):
+                stderr = live.tail()
+                self.kill()
+                raise ChildTimeout(timeout_s or 0.0, stderr)
+            ok, value = live.results.recv()
+        except (EOFError, ConnectionError):
+            raise self._death(live) from None
+        except BaseException:
+            # An interrupted or half-read exchange would hand this job's result to the next one.
+            self.kill()
+            raise
+        if ok:
+            return value
+        if isinstance(value, ChildRaised):
+            value.stderr = live.tail()
+        raise value
+
+    def _death(self, live: _Live) -> ChildDied:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            live.process.wait(2.0)
+        stderr = live.tail()
+        self._live = None
+        return ChildDied(live.end(), stderr)
+
+
+def _spawn() -> _Live:
+    """A fresh process with its pipes, waiting for its hello."""
+    job_read, job_write = os.pipe()
+    result_read, result_write = os.pipe()
+    life_read, life_write = os.pipe()
+    theirs = (job_read, result_write, life_read)
+    log = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 -- closed by _Live.end
+    # Whoever writes next must write at the end, also after the parent has emptied the file or read in it.
+    fcntl.fcntl(log, fcntl.F_SETFL, fcntl.fcntl(log, fcntl.F_GETFL) | os.O_APPEND)
+    paths = json.dumps([os.fspath(path) for path in sys.path])
+    process = subprocess.Popen(
+        [sys.executable, "-P", "-c", _BOOT, paths, *map(str, theirs)],
+        stdin=subprocess.DEVNULL,
+        stdout=log,
+        stderr=log,
+        pass_fds=theirs,
+        start_new_session=True,
+    )
+    for fd in theirs:
+        os.close(fd)
+    jobs, lifeline = (Connection(fd, readable=False) for fd in (job_write, life_write))
+    return _Live(process, jobs, Connection(result_read, writable=False), lifeline, log)
+
+
+def child_main(jobs_fd: int, results_fd: int, lifeline_fd: int) -> None:
+    """What the child runs: take a hello, then jobs, until the parent closes the pipe."""
+    for fd in (jobs_fd, results_fd, lifeline_fd):
+        os.set_inheritable(fd, False)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    threading.Thread(target=_die_with_parent, args=(lifeline_fd,), daemon=True).start()
+    jobs, results = Connection(jobs_fd, writable=False), Connection(results_fd, readable=False)
+    target, init, env = jobs.recv()
+    os.environ.update(env)
+    made: list[Handler] = []
+    results.send_bytes(_answer(lambda _: made.append(_resolve(target, init)), None))
+    with contextlib.suppress(EOFError):
+        while True:
+            results.send_bytes(_answer(made[0], jobs.recv()))
+
+
+def _die_with_parent(lifeline_fd: int) -> None:
+    """Kill this process group when the parent's end of the pipe closes, however the parent ended."""
+    os.read(lifeline_fd, 1)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _resolve(target: str, init: Mapping[str, Any] | None) -> Handler:
+    module, _, name = target.partition(":")
+    function: Handler = getattr(importlib.import_module(module), name)
+    if init is None:
+        return function
+    handler: Handler = function(**init)
+    return handler
+
+
+def _answer(handler: Handler, payload: Any) -> bytes:
+    """The pickled (True, result) or (False, exception) of one job."""
+    try:
+        return pickle.dumps((True, handler(payload)))
+    except Exception as error:
+        return pickle.dumps((False, _portable(error)))
+
+
+def _portable(error: Exception) -> KernelwrightError:
+    """The error itself if it is ours and survives pickling, else what it said."""
+    if isinstance(error, KernelwrightError):
+        with contextlib.suppress(Exception):
+            copy: KernelwrightError = pickle.loads(pickle.dumps(error))
+            return copy
+    trace = "".join(traceback.format_exception(error))
+    return ChildRaised(type(error).__name__, str(error), trace)

@@ -1,0 +1,77 @@
+"""Jobs for the tests of ChildProcess: good ones, and every way of going wrong."""
+
+import os
+import subprocess
+import sys
+import time
+
+from kernelwright.errors import OutOfResources
+
+
+def work(job):
+    """Do what the job's first word says."""
+    what, *rest = job
+    return globals()[f"do_{what}"](*rest)
+
+
+def do_double(value):
+    return 2 * value
+
+
+def do_pid():
+    return os.getpid()
+
+
+def do_env(name):
+    return os.environ.get(name)
+
+
+def do_main():
+    return sys.modules["__main__"].__dict__.get("__file__"), sys.flags.safe_path
+
+
+def do_abort(words):
+    os.write(2, words.encode())
+    os.abort()
+
+
+def do_exit(code):
+    sys.exit(code)
+
+
+def do_hang(pid_file=None):
+    if pid_file is not None:
+        helper = subprocess.Popen(["sleep", "600"])
+        with open(pid_file, "w") as out:
+            out.write(f"{os.getpid()} {helper.pid}")
+    print("about to hang", flush=True)
+    while True:
+        time.sleep(60)
+
+
+def do_raise(message):
+    print("context on stdout", flush=True)
+    raise LookupError(message)
+
+
+def do_resources(message):
+    raise OutOfResources(message)
+
+
+def do_unpicklable():
+    return lambda: None
+
+
+class Counter:
+    """A job function with state, for `init`."""
+
+    def __init__(self, start):
+        self.count = start
+
+    def __call__(self, step):
+        self.count += step
+        return self.count
+
+
+def broken_init():
+    raise RuntimeError("no GPU today")
