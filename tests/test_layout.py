@@ -1,5 +1,5 @@
-"""The list of packages in pyproject.toml is the packages on disk: one that is missing works in an editable install and is
-silently absent from the wheel."""
+"""The packages listed in pyproject.toml are those on disk: one that is missing works when editable and is silently
+absent from the wheel."""
 
 from __future__ import annotations
 

@@ -17,8 +17,6 @@ ROOT = Path(__file__).resolve().parents[1]
 
 BUILD = "import sys; from setuptools import build_meta; print(getattr(build_meta, sys.argv[1])(sys.argv[2]))"
 
-pytestmark = pytest.mark.xdist_group("package")
-
 
 def build(kind: str, tree: Path, out: Path) -> Path:
     """Run one hook of the build backend in `tree` without the network; the file it wrote."""
