@@ -1,1 +1,1 @@
-
+"""Matrix products: out[M, N] = epilogue(a[M, K] @ b[K, N])."""

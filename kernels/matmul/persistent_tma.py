@@ -1,0 +1,79 @@
+"""Template "persistent_tma": operands by the bulk copy engine, one program a multiprocessor; sm_90 and later."""
+
+from __future__ import annotations
+
+from kernelwright.kernels.matmul.template import (
+    Knobs,
+    MatmulTemplate,
+    element_bytes,
+    number,
+    split_choices,
+    split_constraint,
+    tiles,
+    tma_constraint,
+)
+from kernelwright.kernels.matmul.workload import Problem
+from kernelwright.kernels.space import Constraint, Knob
+from kernelwright.types import DTYPES, DeviceSpec
+
+
+def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) -> list[Knob]:
+    repack = not (problem.aligned("a") and problem.aligned("b"))
+    return [
+        Knob("block_m", (64, 128, 256), "log2"),
+        Knob("block_n", (32, 64, 128, 256), "log2"),
+        Knob("block_k", (32, 64, 128), "log2"),
+        Knob("num_warps", (4, 8), "log2"),
+        Knob("num_stages", (2, 3, 4, 5, 6)),
+        Knob("group_m", (4, 8, 16), "log2"),
+        Knob("split_k", split_choices(problem, device, 64), "log2"),
+        Knob("subtile", (1, 2), "log2"),
+        Knob("blocks_per_sm", (1, 2)),
+        Knob("repack", (int(repack),), "category"),
+        Knob("precision", precisions, "category"),
+    ]
+
+
+def _shared(problem: Problem, knobs: Knobs) -> int:
+    m, n, k = (number(knobs, name) for name in ("block_m", "block_n", "block_k"))
+    ring = (m + n) * k * number(knobs, "num_stages") * element_bytes(problem)
+    # partial results go out from registers; finished tiles pass through shared memory
+    staging = m * n // number(knobs, "subtile") * DTYPES[problem.out_dtype] // 8
+    return ring + (staging if number(knobs, "split_k") == 1 else 0)
+
+
+def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
+    def residency(knobs: Knobs) -> str | None:
+        per_sm = number(knobs, "blocks_per_sm")
+        if per_sm == 1:
+            return None
+        if tiles(problem, knobs) * number(knobs, "split_k") <= device.multiprocessors:
+            return "the tiles do not fill the device once"
+        threads_registers = 32 * number(knobs, "num_warps") * per_sm * 160
+        if threads_registers > device.registers:
+            return f"{per_sm} blocks of {knobs['num_warps']} warps need {threads_registers} registers, {device.registers} there"
+        total = per_sm * (_shared(problem, knobs) + 1024)
+        limit = device.shared_memory_bytes
+        return f"{per_sm} blocks need {total} bytes of shared memory, {limit} there" if total > limit else None
+
+    def operands(knobs: Knobs) -> str | None:
+        wide = element_bytes(problem) > 2
+        inner = number(knobs, "block_k") * element_bytes(problem)
+        return f"a tile's rows of {inner} bytes are too long for 4-byte elements" if wide and inner > 256 else None
+
+    def order(knobs: Knobs) -> str | None:
+        rows = -(-problem.m // number(knobs, "block_m"))
+        return f"group_m {knobs['group_m']} for {rows} rows of tiles" if number(knobs, "group_m") > max(4, rows) else None
+
+    return [
+        tma_constraint(problem, device, ("a", "b")),
+        split_constraint(problem, device),
+        Constraint("residency", residency),
+        Constraint("operands", operands),
+        Constraint("order", order),
+    ]
+
+
+PERSISTENT_TMA = MatmulTemplate(
+    "persistent_tma", "kernelwright.kernels.matmul.persistent_tma_kernel", _knobs, _constraints, _shared
+)

@@ -1,0 +1,97 @@
+"""Measures on a GPU of this machine: compiles in parallel child processes, verifies and times in one more."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import secrets
+import time
+from collections.abc import Iterator, Sequence
+
+from kernelwright.kernels import get_operator
+from kernelwright.kernels.build import BuildPool, BuildReport
+from kernelwright.kernels.child_process import ChildDied, ChildProcess, ChildRaised, ChildTimeout
+from kernelwright.kernels.device import present_device
+from kernelwright.kernels.space import Space
+from kernelwright.kernels.triton_adapter import current_toolchain
+from kernelwright.search.failures import failed, failure_of
+from kernelwright.search.measure_job import FinalsJob, Reply, TrialJob
+from kernelwright.search.runner import Finals
+from kernelwright.search.timing import TIMER_VERSION
+from kernelwright.types import DeviceSpec, Measurement, Schedule, Status, Toolchain, Workload
+
+TRIAL_TIMEOUT_S = 20.0
+LOAD_TIMEOUT_S = 60.0
+FINALS_TIMEOUT_S = 60.0
+
+
+class ChildRunner:
+    """Implements `Runner` on a CUDA device of this machine.
+
+    seed: what operands are drawn from; None draws a fresh one. compile_workers: child compilers; None takes all cores
+    but one.
+    """
+
+    def __init__(self, device_index: int = 0, *, seed: int | None = None, compile_workers: int | None = None) -> None:
+        self.device: DeviceSpec = present_device(device_index)
+        self.toolchain: Toolchain = current_toolchain(TIMER_VERSION)
+        self._seed = secrets.randbits(31) if seed is None else seed
+        self._pool = BuildPool(compile_workers or max(1, (os.cpu_count() or 2) - 1))
+        self._child = ChildProcess(
+            "kernelwright.search.measure_job:start",
+            init={"device_index": device_index, "l2_bytes": self.device.l2_bytes},
+        )
+        self._current: Workload | None = None
+
+    def space(self, workload: Workload) -> Space:
+        """Every legal schedule of the operator on this device."""
+        return get_operator(workload.operator).space(workload, self.device)
+
+    def measure(
+        self, workload: Workload, schedules: Sequence[Schedule], deadline: float | None = None
+    ) -> Iterator[tuple[Schedule, Measurement]]:
+        """Measurements as they come: each is timed as soon as it is built, while others still compile."""
+        builds = self._pool.build_all(workload, schedules, self.device)
+        try:
+            for schedule, outcome in builds:
+                if deadline is not None and time.monotonic() >= deadline:
+                    return
+                yield schedule, self._one(workload, schedule, outcome)
+        finally:
+            builds.close()
+
+    def finals(self, workload: Workload, schedules: Sequence[Schedule]) -> Finals:
+        """The schedules and the vendor call, verified again and timed in turns."""
+        reply = self._call(FinalsJob(workload, tuple(schedules), self._seed), FINALS_TIMEOUT_S)
+        measurements = reply.measurements
+        if len(measurements) != len(schedules):
+            measurements = measurements[:1] * len(schedules)
+        pairs = tuple(zip(schedules, measurements, strict=True))
+        return Finals(pairs, reply.vendor, reply.vendor_us, reply.noise, reply.aa_ratio)
+
+    def close(self) -> None:
+        """End the child processes; closing twice is harmless."""
+        self._pool.close()
+        self._child.close()
+
+    def _one(self, workload: Workload, schedule: Schedule, outcome: BuildReport | Exception) -> Measurement:
+        if isinstance(outcome, Exception):
+            return failure_of(outcome)
+        measurement = self._call(TrialJob(workload, schedule, self._seed), TRIAL_TIMEOUT_S).measurements[0]
+        return dataclasses.replace(measurement, compile_s=round(outcome.seconds, 3))
+
+    def _call(self, job: TrialJob | FinalsJob, timeout_s: float) -> Reply:
+        """The child's reply; a child that died, hung or lost its GPU is replaced and the job counts as failed."""
+        if job.workload != self._current or self._child.pid is None:
+            timeout_s += LOAD_TIMEOUT_S
+        self._current = job.workload
+        try:
+            reply: Reply = self._child.call(job, timeout_s)
+        except ChildTimeout as error:
+            return Reply((failed(Status.TIMEOUT, f"no result after {error.timeout_s:g} s"),))
+        except (ChildDied, ChildRaised) as error:
+            self._child.kill()
+            return Reply((failed(Status.CRASHED, str(error)),))
+        if reply.poisoned:
+            self._child.kill()
+        return reply

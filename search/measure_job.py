@@ -1,0 +1,185 @@
+"""What the measuring child process does: check schedules against the reference and time them on one GPU.
+
+Runs in a process of its own (`child_runner` starts it): a kernel that faults, hangs or aborts takes only that down.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+from kernelwright.kernels import get_operator
+from kernelwright.kernels.operator import Inputs, Launch, Operator
+from kernelwright.search.failures import failed, failure_of, poisons_process
+from kernelwright.search.timing import FINAL, SCREEN, Effort, Timer, median, noise_band
+from kernelwright.search.verification import Verdict, verify
+from kernelwright.types import Measurement, Schedule, Status, Workload
+
+KEPT_SAMPLES = 25
+
+
+@dataclasses.dataclass(frozen=True)
+class TrialJob:
+    """Verify and time one schedule."""
+
+    workload: Workload
+    schedule: Schedule
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class FinalsJob:
+    """Verify and time schedules and the vendor call in turns."""
+
+    workload: Workload
+    schedules: tuple[Schedule, ...]
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Reply:
+    """measurements: one a schedule. poisoned: the process must not be used again. The rest is for finals."""
+
+    measurements: tuple[Measurement, ...]
+    poisoned: bool = False
+    vendor: str = ""
+    vendor_us: float | None = None
+    noise: float = 0.0
+    aa_ratio: float | None = None
+
+
+@dataclasses.dataclass
+class _Loaded:
+    """A workload's operands, reference and output on the GPU, with the seed that they were drawn from."""
+
+    workload: Workload
+    seed: int
+    operator: Operator
+    inputs: Inputs
+    reference: Any
+    out: Any
+
+
+def start(device_index: int, l2_bytes: int) -> Callable[[Any], Reply]:
+    """Called once in the child: takes the GPU and returns the function that does the jobs."""
+    import torch
+
+    torch.cuda.set_device(device_index)
+    worker = _Worker(Timer(l2_bytes))
+    return worker.do
+
+
+class _Worker:
+    def __init__(self, timer: Timer) -> None:
+        self._timer = timer
+        self._loaded: _Loaded | None = None
+
+    def do(self, job: TrialJob | FinalsJob) -> Reply:
+        loaded = self._load(job.workload, job.seed)
+        if isinstance(job, TrialJob):
+            return self._trial(loaded, job.schedule)
+        return self._finals(loaded, job.schedules)
+
+    def _load(self, workload: Workload, seed: int) -> _Loaded:
+        if self._loaded is None or (self._loaded.workload, self._loaded.seed) != (workload, seed):
+            self._loaded = None
+            operator = get_operator(workload.operator)
+            inputs = operator.make_inputs(workload, seed, "cuda")
+            reference = operator.reference(workload, inputs)
+            out = operator.empty_output(workload, "cuda")
+            self._loaded = _Loaded(workload, seed, operator, inputs, reference, out)
+        return self._loaded
+
+    def _trial(self, loaded: _Loaded, schedule: Schedule) -> Reply:
+        """One schedule, checked before it is timed and again after: a result that changes is a race."""
+        try:
+            call, verdict, resources = _prepare(loaded, schedule)
+            if not verdict.right:
+                return Reply((failed(Status.WRONG_RESULT, verdict.reason),))
+            samples = self._timer.samples([call], SCREEN)[0]
+            again = _check(loaded)
+            if not again.right:
+                return Reply((failed(Status.WRONG_RESULT, f"right at first, then not: {again.reason}"),))
+            return Reply((_measured(samples, verdict, resources),))
+        except Exception as error:
+            return Reply((failure_of(error),), poisons_process(error))
+
+    def _finals(self, loaded: _Loaded, schedules: tuple[Schedule, ...]) -> Reply:
+        contenders: list[tuple[int, Callable[[], Any], Verdict, dict[str, int]]] = []
+        results: list[Measurement] = [failed(Status.CRASHED, "not run")] * len(schedules)
+        for place, schedule in enumerate(schedules):
+            try:
+                call, verdict, resources = _prepare(loaded, schedule)
+            except Exception as error:
+                results[place] = failure_of(error)
+                if poisons_process(error):
+                    return Reply(tuple(results), True)
+                continue
+            if verdict.right:
+                contenders.append((place, call, verdict, resources))
+            else:
+                results[place] = failed(Status.WRONG_RESULT, verdict.reason)
+        vendor = loaded.operator.vendor(loaded.workload, loaded.inputs)
+        calls = [call for _, call, _, _ in contenders] + ([vendor[1], vendor[1]] if vendor else [])
+        readings = self._timer.samples(calls, _final_effort(len(calls)))
+        for (place, _, verdict, resources), samples in zip(contenders, readings, strict=False):
+            results[place] = _measured(samples, verdict, resources)
+        if vendor is None:
+            return Reply(tuple(results), noise=noise_band([1.0], [1.0]))
+        control, again = readings[-2:]
+        ratio = median([x / y for x, y in zip(control, again, strict=True) if y > 0] or [1.0])
+        merged = median(list(itertools.chain(control, again)))
+        return Reply(tuple(results), False, vendor[0], merged, noise_band(control, again), ratio)
+
+
+def _final_effort(contenders: int) -> Effort:
+    """The final effort, with fewer rounds when many take part."""
+    return dataclasses.replace(FINAL, rounds=max(9, FINAL.rounds - 2 * max(0, contenders - 5)))
+
+
+def _prepare(loaded: _Loaded, schedule: Schedule) -> tuple[Callable[[], Any], Verdict, dict[str, int]]:
+    """(a call that runs the schedule, how its result compares, registers and so on) after building and one run."""
+    import torch
+
+    _poison(loaded.out)
+    launches = loaded.operator.plan(loaded.workload, schedule, loaded.inputs, loaded.out)
+    compiled = [kernel[grid](*args, **options) for kernel, grid, args, options in launches]
+    torch.cuda.synchronize()
+    verdict = _check(loaded)
+
+    def call() -> None:
+        _launch(launches)
+
+    return call, verdict, _resources(compiled)
+
+
+def _launch(launches: list[Launch]) -> None:
+    for kernel, grid, args, options in launches:
+        kernel[grid](*args, **options)
+
+
+def _poison(out: Any) -> None:
+    out.fill_(float("nan"))
+
+
+def _check(loaded: _Loaded) -> Verdict:
+    return verify(loaded.out, loaded.reference, loaded.operator.tolerance(loaded.workload))
+
+
+def _resources(compiled: list[Any]) -> dict[str, int]:
+    """Most registers and shared bytes of the launches, and all their spills, as the driver tells them."""
+    loaded = [kernel for kernel in compiled if kernel is not None]
+    if not loaded:
+        return {}
+    return {
+        "registers": max(int(kernel.n_regs) for kernel in loaded),
+        "spills": sum(int(kernel.n_spills) for kernel in loaded),
+        "shared_bytes": max(int(kernel.metadata.shared) for kernel in loaded),
+    }
+
+
+def _measured(samples: list[float], verdict: Verdict, resources: dict[str, int]) -> Measurement:
+    rounded = tuple(round(sample, 3) for sample in samples[:KEPT_SAMPLES])
+    return Measurement(Status.OK, round(median(samples), 3), rounded, float(f"{verdict.error:.3g}"), **resources)

@@ -1,0 +1,56 @@
+"""Recording a workload: many schedules measured once, then the best and the vendor call in turns."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Iterator, Sequence
+
+from kernelwright.kernels import get_operator
+from kernelwright.search.runner import Runner
+from kernelwright.types import VENDOR_TEMPLATE, Measurement, Schedule, Status, Trial, Workload, digest
+
+FINALISTS = 5
+
+
+def uniform_choice(workload: Workload, runner: Runner, count: int, salt: str = "") -> list[Schedule]:
+    """Up to `count` schedules of the runner's space, templates in equal shares.
+
+    The choice is by the digest of the schedule itself, so that workloads which share a template also share their
+    schedules, and each kernel is compiled once for all of them.
+    """
+    by_template: dict[str, list[Schedule]] = {}
+    for schedule in runner.space(workload):
+        by_template.setdefault(schedule.template, []).append(schedule)
+    queues = [sorted(members, key=lambda s: digest([salt, s.key])) for members in by_template.values()]
+    chosen: list[Schedule] = []
+    while queues and len(chosen) < count:
+        chosen.extend(queue.pop(0) for queue in queues[: count - len(chosen)])
+        queues = [queue for queue in queues if queue]
+    return chosen
+
+
+def sweep(
+    workload: Workload, runner: Runner, schedules: Sequence[Schedule], deadline: float | None = None
+) -> Iterator[Trial]:
+    """Trials of the schedules as they are measured, then of the FINALISTS best and of the vendor call, timed in turns.
+
+    deadline: a reading of `time.monotonic` after which no further schedule is measured; the finals still run.
+    """
+    best: list[tuple[float, Schedule]] = []
+    for schedule, measurement in runner.measure(workload, schedules, deadline):
+        yield _trial(workload, runner, schedule, measurement, "record")
+        if measurement.median_us is not None:
+            best = sorted([*best, (measurement.median_us, schedule)], key=lambda pair: (pair[0], pair[1].key))[:FINALISTS]
+    finals = runner.finals(workload, [schedule for _, schedule in best])
+    for schedule, measurement in finals.measurements:
+        yield _trial(workload, runner, schedule, measurement, "record:final")
+    if finals.vendor_us is not None:
+        vendor = Schedule(VENDOR_TEMPLATE, {"call": finals.vendor})  # type: ignore[arg-type]
+        yield _trial(workload, runner, vendor, Measurement(Status.OK, finals.vendor_us), "record:final")
+
+
+def _trial(workload: Workload, runner: Runner, schedule: Schedule, measurement: Measurement, origin: str) -> Trial:
+    template = get_operator(workload.operator).templates.get(schedule.template)
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+    fingerprint = template.fingerprint if template else ""
+    return Trial(workload, runner.device, runner.toolchain, schedule, measurement, origin, fingerprint, now)

@@ -1,0 +1,55 @@
+"""Whether a result is right: compared with an fp64 reference, in a metric scaled to what the precision can do."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+WORST_ELEMENT = 40.0
+"""The worst element may be off by this many times the tolerance, in units of the reference's root mean square.
+
+Rounding moves an element by its own size; of normal data the largest is about six times the root mean square. A
+single element that was never written, or belongs elsewhere, is off by about one root mean square and is seen.
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """error: relative error (Frobenius norm). worst: the worst element's error over the root mean square.
+
+    reason: why the result is wrong; "" when it is right.
+    """
+
+    error: float
+    worst: float
+    reason: str = ""
+
+    @property
+    def right(self) -> bool:
+        """Whether the result passed."""
+        return not self.reason
+
+
+def verify(out: torch.Tensor, reference: torch.Tensor, tolerance: float) -> Verdict:
+    """Compare a result with its fp64 reference of the same shape, on either's device; empty results are right."""
+    if out.shape != reference.shape:
+        return Verdict(float("inf"), float("inf"), f"shape must be {tuple(reference.shape)}, got {tuple(out.shape)}")
+    if reference.numel() == 0:
+        return Verdict(0.0, 0.0)
+    difference = out.double() - reference
+    scale = (reference.square().sum().item() / reference.numel()) ** 0.5
+    off = (difference.square().sum().item() / reference.numel()) ** 0.5
+    worst = difference.abs().max().item()
+    if not off < float("inf"):
+        bad = int((~difference.isfinite()).sum().item())
+        return Verdict(float("inf"), float("inf"), f"{bad} of {reference.numel()} elements are not finite or not written")
+    # a reference of zeros has no scale: then errors count as they are
+    error, worst = (off / scale, worst / scale) if scale else (off, worst)
+    if error > tolerance:
+        return Verdict(error, worst, f"relative error {error:.2e} is over {tolerance:.2e}")
+    if worst > max(WORST_ELEMENT * tolerance, 1e-30):
+        return Verdict(error, worst, f"one element is off by {worst:.2e} root mean squares, over {WORST_ELEMENT * tolerance:.2e}")
+    return Verdict(error, worst)

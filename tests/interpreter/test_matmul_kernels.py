@@ -1,0 +1,116 @@
+"""Matmul kernels by numbers, run on the CPU by triton's interpreter (fp16 and fp32: its bf16 products are wrong)."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from kernelwright.kernels import get_operator
+from kernelwright.kernels.device import named_device
+from kernelwright.kernels.matmul.workload import ACTIVATIONS, matmul_workload
+from kernelwright.kernels.operator import launch_all
+from kernelwright.search.verification import Verdict, verify
+from kernelwright.types import Schedule, Workload
+
+MATMUL = get_operator("matmul")
+H100 = named_device("h100")
+
+pytestmark = [
+    # the interpreter computes exp in numpy, which speaks up where a GPU gives infinity
+    pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
+]
+
+SHAPES = [
+    (1, 1, 1, "nt"),
+    (17, 33, 65, "nn"),
+    (65, 70, 130, "nt"),
+    (40, 96, 64, "tn"),
+    (33, 57, 19, "tt"),
+    (5, 1, 7, "nt"),
+    (1, 200, 640, "nt"),
+    (64, 64, 1536, "nt"),
+]
+
+
+def run(workload: Workload, schedule: Schedule) -> Verdict:
+    inputs = MATMUL.make_inputs(workload, 1, "cpu")
+    out = MATMUL.empty_output(workload, "cpu")
+    launch_all(MATMUL.plan(workload, schedule, inputs, out))
+    return verify(out, MATMUL.reference(workload, inputs), MATMUL.tolerance(workload))
+
+
+def some(workload: Workload, template: str, count: int) -> list[Schedule]:
+    return MATMUL.templates[template].space(workload, H100).sample(random.Random(7), count)
+
+
+@pytest.mark.parametrize("template", sorted(MATMUL.templates))
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize(("m", "n", "k", "layout"), SHAPES)
+def test_sampled_schedules_are_right(template: str, dtype: str, m: int, n: int, k: int, layout: str) -> None:
+    workload = matmul_workload(m, n, k, dtype, layout, ("bias", "relu"))
+    for schedule in some(workload, template, 2):
+        verdict = run(workload, schedule)
+        assert verdict.right, (schedule, verdict)
+
+
+@pytest.mark.parametrize("template", sorted(MATMUL.templates))
+@pytest.mark.parametrize("epilogue", [(), ("bias",), *((name,) for name in ACTIVATIONS), ("bias", "gelu")])
+def test_every_epilogue(template: str, epilogue: tuple[str, ...]) -> None:
+    workload = matmul_workload(32, 64, 1024, "fp32", "nt", epilogue)
+    split = [s for s in MATMUL.templates[template].space(workload, H100) if s.knobs["split_k"] in (1, 4)]
+    for schedule in random.Random(3).sample(split, 2):
+        verdict = run(workload, schedule)
+        assert verdict.right, (schedule, verdict)
+
+
+@pytest.mark.parametrize("split_k", [1, 2, 3, 8, 32])
+@pytest.mark.parametrize("template", sorted(MATMUL.templates))
+def test_every_split(template: str, split_k: int) -> None:
+    # K is no multiple of the parts, so the last part is ragged
+    workload = matmul_workload(16, 64, 4104, "fp16")
+    members = [s for s in MATMUL.templates[template].space(workload, H100) if s.knobs["split_k"] == split_k]
+    if template == "persistent_tma":
+        assert not members, "a tile of 64 rows is wasted on 16"
+        return
+    verdict = run(workload, min(members, key=lambda s: -int(s.knobs["block_k"])))
+    assert verdict.right, verdict
+
+
+@pytest.mark.parametrize("epilogue", [(), ("bias", "gelu")])
+def test_no_products_give_zeros_and_the_epilogue(epilogue: tuple[str, ...]) -> None:
+    workload = matmul_workload(16, 128, 0, "fp16", epilogue=epilogue)
+    for schedule in MATMUL.space(workload, H100):
+        assert run(workload, schedule).right
+
+
+@pytest.mark.parametrize(("m", "n"), [(0, 8), (8, 0), (0, 0)])
+def test_empty_results_launch_nothing(m: int, n: int) -> None:
+    workload = matmul_workload(m, n, 32, "fp16")
+    schedule = MATMUL.default_schedule(workload, H100)
+    inputs, out = MATMUL.make_inputs(workload, 0, "cpu"), MATMUL.empty_output(workload, "cpu")
+    assert MATMUL.plan(workload, schedule, inputs, out) == []
+
+
+@pytest.mark.parametrize("layouts", [("row:70", "col:48", "row:100"), ("col:33", "row:80", "col:41")])
+def test_padded_rows_are_not_read_and_gaps_not_written(layouts: tuple[str, str, str]) -> None:
+    base = matmul_workload(33, 65, 45, "fp16")
+    workload = Workload("matmul", base.dims, base.dtypes, dict(zip(("a", "b", "out"), layouts, strict=True)))  # type: ignore[arg-type]
+    for schedule in MATMUL.space(workload, H100).sample(random.Random(5), 4):
+        inputs, out = MATMUL.make_inputs(workload, 2, "cpu"), MATMUL.empty_output(workload, "cpu")
+        storage = torch.as_strided(out, (out.untyped_storage().nbytes() // 2,), (1,))
+        launch_all(MATMUL.plan(workload, schedule, inputs, out))
+        assert verify(out, MATMUL.reference(workload, inputs), MATMUL.tolerance(workload)).right, schedule
+        assert storage.isnan().sum() == storage.numel() - out.numel(), "a gap between rows was written"
+
+
+def test_split_k_gives_the_same_bits_twice() -> None:
+    workload = matmul_workload(8, 64, 2048, "fp16")
+    schedule = next(s for s in MATMUL.templates["skinny"].space(workload, H100) if s.knobs["split_k"] == 4)
+    inputs = MATMUL.make_inputs(workload, 0, "cpu")
+    outs = [MATMUL.empty_output(workload, "cpu") for _ in range(2)]
+    for out in outs:
+        launch_all(MATMUL.plan(workload, schedule, inputs, out))
+    assert torch.equal(*outs)

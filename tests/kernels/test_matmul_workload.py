@@ -1,0 +1,67 @@
+"""Matmul workloads: what they may be, and what is said of those that may not."""
+
+from __future__ import annotations
+
+import pytest
+
+from kernelwright.errors import InvalidWorkload, UnsupportedDtype
+from kernelwright.kernels.matmul.workload import Layout, matmul_workload, problem_of
+from kernelwright.types import Workload
+
+
+def test_linear_layout_is_row_by_column() -> None:
+    problem = problem_of(matmul_workload(3, 5, 7))
+    assert (problem.a, problem.b, problem.out) == (Layout("row", 7), Layout("col", 7), Layout("row", 5))
+    assert problem.b.strides() == (1, 7)
+
+
+@pytest.mark.parametrize(("n", "aligned"), [(8, True), (9, False), (4096, True), (50257, False)])
+def test_alignment_counts_bytes(n: int, aligned: bool) -> None:
+    assert problem_of(matmul_workload(4, n, 16)).aligned("out") is aligned
+
+
+def test_fp32_rows_of_four_are_aligned() -> None:
+    assert problem_of(matmul_workload(4, 4, 4, "fp32")).aligned("a")
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "words"),
+    [
+        ({"layout": "xx"}, "layout must be one of nt, nn, tn, tt"),
+        ({"m": -1}, "dimension M must be a whole number of 0 or more"),
+        ({"epilogue": ("gelu", "bias")}, "optional bias and then at most one"),
+        ({"epilogue": ("softmax",)}, "at most one of relu"),
+        ({"error_budget": 2.0}, "error_budget must lie between 0 and 1"),
+    ],
+)
+def test_misuse_is_told_plainly(kwargs: dict[str, object], words: str) -> None:
+    arguments = {"m": 4, "n": 4, "k": 4, **kwargs}
+    with pytest.raises(InvalidWorkload, match=words):
+        matmul_workload(**arguments)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "int8", "float33"])
+def test_unsupported_dtypes_are_named(dtype: str) -> None:
+    with pytest.raises(UnsupportedDtype, match=dtype):
+        matmul_workload(4, 4, 4, dtype)
+
+
+def test_mixed_operands_are_refused() -> None:
+    base = matmul_workload(4, 4, 4)
+    mixed = Workload("matmul", base.dims, {"a": "bf16", "b": "fp16", "out": "bf16"}, base.layouts)  # type: ignore[arg-type]
+    with pytest.raises(UnsupportedDtype, match="one dtype"):
+        problem_of(mixed)
+
+
+@pytest.mark.parametrize("layout", ["diag", "row:3", "row:x", "col:"])
+def test_bad_layouts_are_refused(layout: str) -> None:
+    base = matmul_workload(8, 8, 8)
+    bad = Workload("matmul", base.dims, base.dtypes, {**base.layouts, "a": layout})  # type: ignore[arg-type]
+    with pytest.raises(InvalidWorkload):
+        problem_of(bad)
+
+
+def test_missing_dimension_is_named() -> None:
+    base = matmul_workload(8, 8, 8)
+    with pytest.raises(InvalidWorkload, match="must be K, M, N"):
+        problem_of(Workload("matmul", {"M": 8, "N": 8}, base.dtypes, base.layouts))  # type: ignore[arg-type]
