@@ -247,10 +247,8 @@ def _die_with_parent(lifeline_fd: int) -> None:
 
 def _resolve(target: str, init: Mapping[str, Any] | None) -> Handler:
     module, _, name = target.partition(":")
-    function: Handler = getattr(importlib.import_module(module), name)
-    if init is None:
-        return function
-    handler: Handler = function(**init)
+    function = getattr(importlib.import_module(module), name)
+    handler: Handler = function if init is None else function(**init)
     return handler
 
 
