@@ -1,0 +1,134 @@
+"""The tables. Rows never leave this folder: the store hands out frozen values.
+
+Workloads, devices and toolchains are stored once and named by digest. Values are canonical JSON in text columns, which
+gives back the very value on both databases; what is searched by stands beside it in columns of its own. Moments are
+Unix seconds, taken from the database's clock, so that machines with wrong clocks agree.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import BigInteger, ForeignKey, Index, Integer, MetaData, String, Text
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+
+# SQLite numbers rows by itself only in a column of type INTEGER.
+Serial = BigInteger().with_variant(Integer, "sqlite")
+Key = String(20)
+
+
+class Base(DeclarativeBase):
+    """Names every constraint, so that a migration can find it on both databases."""
+
+    metadata = MetaData(
+        naming_convention={
+            "ix": "ix_%(table_name)s_%(column_0_N_name)s",
+            "uq": "uq_%(table_name)s_%(column_0_N_name)s",
+            "fk": "fk_%(table_name)s_%(column_0_N_name)s",
+            "pk": "pk_%(table_name)s",
+        }
+    )
+
+
+class WorkloadRow(Base):
+    """A workload, by its key. dims: the sizes as JSON, for distances."""
+
+    __tablename__ = "workloads"
+
+    key: Mapped[str] = mapped_column(Key, primary_key=True)
+    operator: Mapped[str] = mapped_column(Text)
+    dims: Mapped[str] = mapped_column(Text)
+    body: Mapped[str] = mapped_column(Text)
+
+
+class DeviceRow(Base):
+    """A device. id: digest of every field; key: of those that change the winner, which several rows may share."""
+
+    __tablename__ = "devices"
+
+    id: Mapped[str] = mapped_column(Key, primary_key=True)
+    key: Mapped[str] = mapped_column(Key, index=True)
+    slug: Mapped[str] = mapped_column(Text)
+    body: Mapped[str] = mapped_column(Text)
+
+
+class ToolchainRow(Base):
+    """A toolchain, by its key."""
+
+    __tablename__ = "toolchains"
+
+    key: Mapped[str] = mapped_column(Key, primary_key=True)
+    body: Mapped[str] = mapped_column(Text)
+
+
+class JobRow(Base):
+    """A tuning request and how far it is. number: its place in the queue; attempts: how often it was claimed."""
+
+    __tablename__ = "jobs"
+    __table_args__ = (Index("ix_jobs_state_number", "state", "number"),)
+
+    number: Mapped[int] = mapped_column(Serial, primary_key=True, autoincrement=True)
+    id: Mapped[str] = mapped_column(Key, unique=True)
+    state: Mapped[str] = mapped_column(String(16))
+    workload_key: Mapped[str] = mapped_column(ForeignKey(WorkloadRow.key))
+    device: Mapped[str] = mapped_column(Text)
+    strategy: Mapped[str] = mapped_column(Text)
+    trials: Mapped[int | None] = mapped_column(BigInteger)
+    seconds: Mapped[float | None]
+    seed: Mapped[int] = mapped_column(BigInteger)
+    worker: Mapped[str | None] = mapped_column(Text)
+    attempts: Mapped[int]
+    heartbeat_at: Mapped[float | None]
+    created_at: Mapped[float]
+    updated_at: Mapped[float]
+    message: Mapped[str] = mapped_column(Text)
+    record_id: Mapped[str | None] = mapped_column(Key)
+    done: Mapped[int] = mapped_column(BigInteger)
+    total: Mapped[int | None] = mapped_column(BigInteger)
+
+
+class TrialRow(Base):
+    """One trial. device_key repeats the device's key, so that one index answers a search."""
+
+    __tablename__ = "trials"
+    __table_args__ = (
+        Index("ix_trials_place", "workload_key", "device_key", "toolchain_key", "status", "median_us"),
+        Index("ix_trials_operator_device_key", "operator", "device_key"),
+    )
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True, autoincrement=True)
+    key: Mapped[str] = mapped_column(Key, unique=True)
+    workload_key: Mapped[str] = mapped_column(ForeignKey(WorkloadRow.key))
+    device_id: Mapped[str] = mapped_column(ForeignKey(DeviceRow.id))
+    device_key: Mapped[str] = mapped_column(Key)
+    toolchain_key: Mapped[str] = mapped_column(ForeignKey(ToolchainRow.key))
+    operator: Mapped[str] = mapped_column(Text)
+    status: Mapped[str] = mapped_column(String(32))
+    median_us: Mapped[float | None]
+    schedule: Mapped[str] = mapped_column(Text)
+    measurement: Mapped[str] = mapped_column(Text)
+    origin: Mapped[str] = mapped_column(Text)
+    template_fingerprint: Mapped[str] = mapped_column(Text)
+    measured_at: Mapped[str] = mapped_column(Text)
+    job_id: Mapped[str | None] = mapped_column(ForeignKey(JobRow.id), index=True)
+
+
+class RecordRow(Base):
+    """A winner. family: digest of the workload without its sizes; created: its created_at as Unix seconds."""
+
+    __tablename__ = "records"
+    __table_args__ = (
+        Index("ix_records_place", "workload_key", "device_key", "created"),
+        Index("ix_records_family", "family", "device_key", "created"),
+        Index("ix_records_operator", "operator", "device_key", "created"),
+        Index("ix_records_created", "created"),
+    )
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True, autoincrement=True)
+    key: Mapped[str] = mapped_column(Key, unique=True)
+    workload_key: Mapped[str] = mapped_column(ForeignKey(WorkloadRow.key))
+    device_id: Mapped[str] = mapped_column(ForeignKey(DeviceRow.id))
+    device_key: Mapped[str] = mapped_column(Key)
+    toolchain_key: Mapped[str] = mapped_column(ForeignKey(ToolchainRow.key))
+    operator: Mapped[str] = mapped_column(Text)
+    family: Mapped[str] = mapped_column(Key)
+    created: Mapped[float]
+    body: Mapped[str] = mapped_column(Text)
