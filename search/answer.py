@@ -1,0 +1,229 @@
+"""The one question: what is the fastest correct kernel for this workload on this GPU, and how is it known?"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+from kernelwright.cost_model.model import CostModel
+from kernelwright.cost_model.roofline_model import RooflineModel
+from kernelwright.errors import UsageError
+from kernelwright.kernels import get_operator
+from kernelwright.kernels.operator import Operator, roofline_us
+from kernelwright.types import DeviceSpec, Schedule, Toolchain, TuningRecord, Workload
+
+NEAREST_FACTOR = 2.0
+"""A neighbour's dimensions may each be larger or smaller by this factor at most."""
+
+_OTHER_ALIGNMENT = 1.0
+_ALIGNMENT = 8
+
+
+class Records(Protocol):
+    """Where records are kept; `kernelwright.db` has one."""
+
+    def find_records(self, workload_key: str, device_key: str) -> list[TuningRecord]:
+        """Records of that workload and device, newest first, of any toolchain."""
+        ...
+
+    def neighbours(self, workload: Workload, device_key: str, limit: int = 64) -> list[TuningRecord]:
+        """Records on that device which differ from the workload in their dimensions only."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What to run, and why.
+
+    how: "measured" (this workload, device, toolchain and kernel source), "stale" (an older toolchain or source),
+        "nearest" (a measured workload of nearly the same size), "predicted" (the cost model's first choice) or "vendor"
+        (nothing of ours is known).
+    schedule: our best, None for "vendor". choice: "kernel" where ours is known to be faster than the vendor library,
+        otherwise "vendor". expected_us: the schedule's time in microseconds, measured or estimated. vendor, vendor_us:
+        the library call and its measured time. roofline: least possible time over expected_us. record: where it comes
+        from. regret: share of the best speed that may be lost, where the cost model can tell. note: one plain sentence.
+    """
+
+    how: str
+    workload: Workload
+    device: DeviceSpec
+    schedule: Schedule | None = None
+    choice: str = "vendor"
+    expected_us: float | None = None
+    vendor: str = ""
+    vendor_us: float | None = None
+    roofline: float | None = None
+    record: TuningRecord | None = None
+    regret: float | None = None
+    note: str = ""
+
+
+def find_winner(
+    workload: Workload,
+    device: DeviceSpec,
+    records: Records,
+    *,
+    toolchain: Toolchain | None = None,
+    fingerprints: Mapping[str, str] | None = None,
+    model: CostModel | None = None,
+) -> Answer:
+    """The best answer there is; a miss is an answer too, and raises nothing.
+
+    toolchain: what the answer will run with; None takes any. fingerprints: digest of each template's source, None
+    for the installed ones. model: what to predict with where nothing was measured; None predicts nothing.
+    UnknownOperator and InvalidWorkload for a workload that no operator has.
+    """
+    operator = get_operator(workload.operator)
+    operator.validate(workload)
+    if fingerprints is None:
+        fingerprints = {name: template.fingerprint for name, template in operator.templates.items()}
+    same = records.find_records(workload.key, device.key)
+    fresh = [r for r in same if toolchain in (None, r.toolchain) and _is_current(r, fingerprints)]
+    if fresh:
+        return _from_record(workload, device, _best_of_newest(fresh), "measured", "measured on this very workload")
+    legal = [record for record in same if _is_legal(operator, workload, device, record.schedule)]
+    if legal:
+        note = "measured with an older toolchain or kernel source; tune again to be sure"
+        return _from_record(workload, device, _best_of_newest(legal), "stale", note)
+    near = _nearest(operator, workload, device, records.neighbours(workload, device.key), fingerprints)
+    if near is not None:
+        return _from_neighbour(operator, workload, device, near, model)
+    return _predicted(operator, workload, device, model) or _nothing(workload, device)
+
+
+def _is_current(record: TuningRecord, fingerprints: Mapping[str, str]) -> bool:
+    return fingerprints.get(record.schedule.template) == record.template_fingerprint
+
+
+def _is_legal(operator: Operator, workload: Workload, device: DeviceSpec, schedule: Schedule) -> bool:
+    return not operator.space(workload, device).why_illegal(schedule)
+
+
+def _best_of_newest(records: Sequence[TuningRecord]) -> TuningRecord:
+    """The fastest record with the newest one's toolchain: a later, shorter search does not hide a better result."""
+    comparable = [record for record in records if record.toolchain == records[0].toolchain]
+    return min(comparable, key=lambda record: record.measurement.median_us or math.inf)
+
+
+def _from_record(workload: Workload, device: DeviceSpec, record: TuningRecord, how: str, note: str) -> Answer:
+    if record.winner == "vendor":
+        note += f"; {record.vendor} is as fast or faster"
+    return Answer(
+        how=how,
+        workload=workload,
+        device=device,
+        schedule=record.schedule,
+        choice=record.winner,
+        expected_us=record.measurement.median_us,
+        vendor=record.vendor,
+        vendor_us=record.vendor_us,
+        roofline=record.roofline,
+        record=record,
+        note=note,
+    )
+
+
+def _nearest(
+    operator: Operator,
+    workload: Workload,
+    device: DeviceSpec,
+    neighbours: Sequence[TuningRecord],
+    fingerprints: Mapping[str, str],
+) -> TuningRecord | None:
+    """The closest neighbour whose schedule can run this workload; of equally close ones, today's code, then newest."""
+    usable = [
+        record
+        for record in neighbours
+        if _in_reach(workload, record.workload) and _is_legal(operator, workload, device, record.schedule)
+    ]
+    newest_first = sorted(usable, key=lambda record: record.created_at, reverse=True)
+    return min(
+        newest_first,
+        key=lambda record: (_distance(workload, record.workload), not _is_current(record, fingerprints)),
+        default=None,
+    )
+
+
+def _in_reach(workload: Workload, other: Workload) -> bool:
+    if set(workload.dims) != set(other.dims) or not all([*workload.dims.values(), *other.dims.values()]):
+        return False
+    ratios = (size / other.dims[name] for name, size in workload.dims.items())
+    return all(1 / NEAREST_FACTOR <= ratio <= NEAREST_FACTOR for ratio in ratios)
+
+
+def _distance(workload: Workload, other: Workload) -> float:
+    """Euclidean distance of log2 sizes; sizes on either side of alignment are further apart than they look, because
+    vector loads and TMA end there."""
+    total = 0.0
+    for name, size in workload.dims.items():
+        total += math.log2(size / other.dims[name]) ** 2
+        if (size % _ALIGNMENT == 0) != (other.dims[name] % _ALIGNMENT == 0):
+            total += _OTHER_ALIGNMENT
+    return math.sqrt(total)
+
+
+def _from_neighbour(
+    operator: Operator, workload: Workload, device: DeviceSpec, record: TuningRecord, model: CostModel | None
+) -> Answer:
+    here = _roofline_us(operator, workload, device)
+    there = _roofline_us(operator, record.workload, device)
+    time_us = record.measurement.median_us
+    expected = time_us * here / there if time_us and here and there else None
+    return Answer(
+        how="nearest",
+        workload=workload,
+        device=device,
+        schedule=record.schedule,
+        choice=record.winner,
+        expected_us=expected,
+        vendor=record.vendor,
+        roofline=here / expected if here and expected else None,
+        record=record,
+        regret=_regret(operator, workload, device, record.schedule, model),
+        note=f"taken from {record.workload}, the nearest that was measured; tune this workload to be sure",
+    )
+
+
+def _predicted(operator: Operator, workload: Workload, device: DeviceSpec, model: CostModel | None) -> Answer | None:
+    schedules = list(operator.space(workload, device)) if model is not None else []
+    if model is None or not schedules:
+        return None
+    scores = model.predict(workload, device, schedules)
+    first = schedules[int(np.argmax(scores))]
+    expected = float(RooflineModel(operator.name).expected_us(workload, device, [first])[0])
+    here = _roofline_us(operator, workload, device)
+    return Answer(
+        how="predicted",
+        workload=workload,
+        device=device,
+        schedule=first,
+        expected_us=expected,
+        roofline=here / expected if here and expected else None,
+        regret=max(0.0, 1 - float(np.max(scores))),
+        note="the cost model's first choice, never measured; the vendor library stays the safe one until it is tuned",
+    )
+
+
+def _regret(
+    operator: Operator, workload: Workload, device: DeviceSpec, schedule: Schedule, model: CostModel | None
+) -> float | None:
+    if model is None:
+        return None
+    scores = model.predict(workload, device, [schedule, *operator.space(workload, device)])
+    return max(0.0, 1 - float(scores[0] / np.max(scores)))
+
+
+def _roofline_us(operator: Operator, workload: Workload, device: DeviceSpec) -> float | None:
+    try:
+        return roofline_us(operator, workload, device)
+    except UsageError:
+        return None
+
+
+def _nothing(workload: Workload, device: DeviceSpec) -> Answer:
+    note = f"nothing is known of {workload} on {device.name}; tune it, or use the vendor library"
+    return Answer(how="vendor", workload=workload, device=device, note=note)

@@ -1,0 +1,149 @@
+"""Search led by a cost model: tries what the model expects to be fast, and corrects the model by what it sees.
+
+The merit of a schedule is the logarithm of the share of the best speed that is expected of it: what the model
+predicts, plus what it got wrong on similar schedules of this workload. So it adapts even to a model that cannot learn.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import random
+
+import numpy as np
+import numpy.typing as npt
+
+from kernelwright.cost_model.model import CostModel
+from kernelwright.kernels.space import Space
+from kernelwright.types import DeviceSpec, Measurement, Schedule, Toolchain, Trial, Workload
+
+FloatArray = npt.NDArray[np.float64]
+
+FAILED_SHARE = 0.1
+"""Share of the best speed that failures, and anything slower, count as: bad, but not so bad as to hide the rest."""
+
+_EXPLORE = 0.15
+_EXPLORE_HALF_LIFE = 16
+_NEIGHBOUR_BONUS = 0.05
+_FIRST_SPREAD = 0.4
+_LATER_SPREAD = 0.1
+_LENGTH = 0.5
+_ACROSS_TEMPLATES = 0.2
+_DETAIL_WEIGHT = 0.5
+_READING_NOISE = 0.05
+_REMEMBERED = 256
+
+# The model only compares trials of one search, so any toolchain that is the same for all of them will do.
+_SAME_TOOLCHAIN = Toolchain(triton="", torch="", driver="", compiler="", timer=0)
+
+
+class ModelGuidedSearch:
+    """Proposes the best expected schedules, spread over templates and tiles, with a shrinking share of random ones.
+
+    The first proposal is the model's first choice. The model is told every result: give each search its own.
+    """
+
+    def __init__(self, workload: Workload, device: DeviceSpec, space: Space, seed: int, model: CostModel) -> None:
+        self._workload = workload
+        self._device = device
+        self._space = space
+        self._model = model
+        self._rng = random.Random(seed)
+        self._members = list(space)
+        self._place = {schedule: place for place, schedule in enumerate(self._members)}
+        self._open = np.ones(len(self._members), dtype=np.bool_)
+        self._times: dict[int, float] = {}
+        self._untaught: list[Trial] = []
+        self._expected: FloatArray | None = None
+
+    def propose(self, count: int) -> list[Schedule]:
+        """Up to `count` of the schedules of highest merit, each unlike the others, some of them random."""
+        count = min(count, int(self._open.sum()))
+        if count <= 0:
+            return []
+        merit = self._merit()
+        spread = _LATER_SPREAD if self._times else _FIRST_SPREAD
+        nearest = np.zeros(len(self._members))
+        chosen = []
+        for _ in range(count):
+            place = self._pick(merit - spread * nearest)
+            self._open[place] = False
+            nearest = np.maximum(nearest, self._similarity(place))
+            chosen.append(self._members[place])
+        return chosen
+
+    def observe(self, schedule: Schedule, measurement: Measurement) -> None:
+        """Take in a time or a failure; schedules outside the space are passed over."""
+        place = self._place.get(schedule)
+        if place is None:
+            return
+        self._open[place] = False
+        # Taken out first so that the order of the dictionary is that of the last observations.
+        self._times.pop(place, None)
+        self._times[place] = measurement.median_us or math.inf
+        self._untaught.append(
+            Trial(self._workload, self._device, _SAME_TOOLCHAIN, schedule, measurement, origin="search")
+        )
+
+    def _pick(self, value: FloatArray) -> int:
+        seen = len(self._times)
+        if seen and self._rng.random() < _EXPLORE * _EXPLORE_HALF_LIFE / (_EXPLORE_HALF_LIFE + seen):
+            return int(self._rng.choice(np.flatnonzero(self._open).tolist()))
+        return int(np.argmax(np.where(self._open, value, -np.inf)))
+
+    def _merit(self) -> FloatArray:
+        expected = self._predict()
+        best = min(self._times.values(), default=math.inf)
+        if math.isinf(best):
+            return expected + self._away_from_failures()
+        merit = expected + self._correction(expected, best)
+        incumbent = next(place for place, time in self._times.items() if time == best)
+        for neighbour in self._space.neighbours(self._members[incumbent]):
+            merit[self._place[neighbour]] += _NEIGHBOUR_BONUS
+        return merit
+
+    def _predict(self) -> FloatArray:
+        if self._untaught or self._expected is None:
+            if self._untaught:
+                self._model.update(self._untaught)
+                self._untaught = []
+            scores = np.asarray(self._model.predict(self._workload, self._device, self._members), dtype=np.float64)
+            self._expected = np.log(np.maximum(scores, 1e-9))
+        return self._expected
+
+    def _correction(self, expected: FloatArray, best: float) -> FloatArray:
+        """What the model got wrong on similar schedules: the mean of a Gaussian process over its errors."""
+        places = list(self._times)[-_REMEMBERED:]
+        shares = np.array([best / self._times[place] for place in places])
+        wrong = np.log(np.maximum(shares, FAILED_SHARE)) - expected[places]
+        return self._interpolate(places, wrong - np.median(wrong))
+
+    def _away_from_failures(self) -> FloatArray:
+        places = list(self._times)[-_REMEMBERED:]
+        return self._interpolate(places, np.full(len(places), math.log(FAILED_SHARE)))
+
+    def _interpolate(self, places: list[int], values: FloatArray) -> FloatArray:
+        if not places:
+            return np.zeros(len(self._members))
+        rows = np.stack([self._similarity(place) for place in places])
+        weights = np.linalg.solve(rows[:, places] + _READING_NOISE * np.eye(len(places)), values)
+        return np.asarray(weights @ rows)
+
+    def _similarity(self, place: int) -> FloatArray:
+        """How alike each member is to one of them: 1 for itself, towards 0 for other tiles and other templates."""
+        knobs, templates = self._coordinates
+        square = ((knobs - knobs[place]) ** 2).sum(axis=1)
+        alike = np.exp(-square / (2 * _LENGTH**2))
+        return np.where(templates == templates[place], alike, _ACROSS_TEMPLATES * alike)
+
+    @functools.cached_property
+    def _coordinates(self) -> tuple[FloatArray, npt.NDArray[np.int64]]:
+        """Knobs scaled to their range [n, k], tile sizes counting more than the rest, and the template's number [n]."""
+        coded = [self._space.encode(schedule) for schedule in self._members]
+        names = sorted({name for codes in coded for name in codes})
+        knobs = np.array([[codes.get(name, 0.0) for name in names] for codes in coded]).reshape(len(coded), len(names))
+        weights = np.array([1.0 if name.startswith("block") else _DETAIL_WEIGHT for name in names])
+        span = np.ptp(knobs, axis=0)
+        numbers = {name: n for n, name in enumerate(sorted({s.template for s in self._members}))}
+        templates = np.array([numbers[s.template] for s in self._members], dtype=np.int64)
+        return knobs / np.where(span > 0, span, 1.0) * weights, templates

@@ -1,0 +1,268 @@
+"""One search: propose, measure, hand out each trial, and at the end time the finalists beside the vendor library."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import math
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from kernelwright.errors import NoWorkingSchedule, UsageError
+from kernelwright.kernels import get_operator
+from kernelwright.kernels.operator import roofline_us
+from kernelwright.search.budget import Budget
+from kernelwright.search.runner import Finals, RecordedCode, Runner
+from kernelwright.search.strategy import Strategy
+from kernelwright.types import DeviceSpec, Measurement, Schedule, Trial, TuningRecord, Workload
+
+FINALISTS = 3
+TIE_BAND = 0.05
+"""Schedules slower than the best by more than this share are no finalists, and noise is never taken to be larger."""
+
+_LEAST_BATCH = 4
+_ROUNDS = 4
+_SINGLE_FINALS = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Progress:
+    """How far a search is. best_us: best median so far, None while nothing worked. seconds: since it began."""
+
+    trials: int
+    budget_trials: int | None
+    best_us: float | None
+    seconds: float
+
+
+class Session:
+    """Iterate over it to search; it yields each Trial as it is measured, for the caller to store at once.
+
+    Then `record` holds the outcome. A bad schedule is a Trial like any other. known: trials of an earlier run; those
+    of this very workload, device, toolchain and kernel source are taken in first, are not measured again, and count.
+    batch: most schedules measured between two proposals; a small budget makes it smaller, so that strategies can learn.
+    """
+
+    def __init__(
+        self,
+        workload: Workload,
+        runner: Runner,
+        strategy: Strategy,
+        budget: Budget,
+        *,
+        origin: str = "tune",
+        known: Sequence[Trial] = (),
+        batch: int = 16,
+    ) -> None:
+        self._workload = workload
+        self._runner = runner
+        self._strategy = strategy
+        self._budget = budget
+        self._origin = origin
+        self._batch = _batch_size(batch, budget.trial_limit)
+        self._space = runner.space(workload)
+        self._fingerprints = _fingerprints(runner, workload)
+        self._known = [trial for trial in known if self._applies(trial)]
+        self._measured: dict[Schedule, Measurement] = {}
+        self._best_us = math.inf
+        self._since_gain = 0
+        self._began: float | None = None
+        self._stopped = False
+        self._record: TuningRecord | None = None
+        self._ended = False
+        self._trials = self._search()
+
+    def __iter__(self) -> Iterator[Trial]:
+        """The trials not yielded yet; a loop that was left goes on where it was."""
+        return self._trials
+
+    def stop(self) -> None:
+        """Go to the final round after the present trial."""
+        self._stopped = True
+
+    def progress(self) -> Progress:
+        """How far the search is, at any time."""
+        best = None if math.isinf(self._best_us) else self._best_us
+        return Progress(len(self._measured), self._budget.trial_limit, best, self._seconds())
+
+    @property
+    def record(self) -> TuningRecord:
+        """The outcome, once the iteration ended; NoWorkingSchedule when every schedule failed."""
+        if self._record is not None:
+            return self._record
+        if not self._ended:
+            raise UsageError("the record is made at the end of the search; iterate over the session first")
+        raise NoWorkingSchedule(self._why_nothing())
+
+    def _search(self) -> Iterator[Trial]:
+        self._began = time.monotonic()
+        deadline = None if self._budget.seconds is None else self._began + self._budget.seconds
+        for trial in self._known:
+            self._note(trial.schedule, trial.measurement)
+        while schedules := self._next_batch():
+            for schedule, measurement in self._runner.measure(self._workload, schedules, deadline):
+                self._note(schedule, measurement)
+                yield self._trial(schedule, measurement)
+                if self._stopped:
+                    break
+        yield from self._final_rounds()
+        self._ended = True
+
+    def _next_batch(self) -> list[Schedule]:
+        room = self._budget.room(len(self._measured), self._seconds(), self._since_gain)
+        if self._stopped or room == 0:
+            return []
+        return self._strategy.propose(self._batch if room is None else min(room, self._batch))
+
+    def _note(self, schedule: Schedule, measurement: Measurement) -> None:
+        self._strategy.observe(schedule, measurement)
+        before = self._measured.get(schedule)
+        if before is None or before.ok:
+            self._measured[schedule] = measurement
+        gained = measurement.median_us is not None and measurement.median_us < self._best_us
+        self._since_gain = 0 if gained else self._since_gain + 1
+        if measurement.median_us is not None and gained:
+            self._best_us = measurement.median_us
+
+    def _final_rounds(self) -> Iterator[Trial]:
+        """Rounds until one has a finalist that works again; schedules that fail now are yielded as failed trials."""
+        for schedules in self._groups():
+            finals = self._runner.finals(self._workload, schedules)
+            worked = [(s, self._completed(s, m)) for s, m in finals.measurements if m.ok]
+            # One bad schedule can take a whole round down, so a round that failed as one proves nothing.
+            if worked or len(schedules) == 1:
+                for schedule, measurement in finals.measurements:
+                    if not measurement.ok:
+                        self._measured[schedule] = measurement
+                        yield self._trial(schedule, measurement)
+            if worked:
+                self._record = self._crown(worked, finals)
+                return
+
+    def _groups(self) -> Iterator[list[Schedule]]:
+        ranking = self._ranking()
+        if not ranking:
+            return
+        limit = self._time_of(ranking[0]) * (1 + TIE_BAND)
+        first = [schedule for schedule in ranking[:FINALISTS] if self._time_of(schedule) <= limit]
+        yield first
+        yield from ([schedule] for schedule in ranking[:_SINGLE_FINALS] if first != [schedule])
+
+    def _crown(self, worked: Sequence[tuple[Schedule, Measurement]], finals: Finals) -> TuningRecord:
+        schedule, measurement = _winner(worked, finals.noise)
+        runner_up, runner_up_us = self._runner_up(schedule, worked)
+        return TuningRecord(
+            workload=self._workload,
+            device=self._runner.device,
+            toolchain=self._runner.toolchain,
+            schedule=schedule,
+            measurement=measurement,
+            template_fingerprint=self._fingerprints.get(schedule.template, ""),
+            origin=self._origin,
+            created_at=_now(),
+            vendor=finals.vendor,
+            vendor_us=finals.vendor_us,
+            noise=finals.noise,
+            aa_ratio=finals.aa_ratio,
+            runner_up=runner_up,
+            runner_up_us=runner_up_us,
+            roofline=_roofline(self._workload, self._runner.device, measurement),
+            trials=len(self._measured),
+            space_fingerprint=self._space.fingerprint,
+        )
+
+    def _runner_up(
+        self, winner: Schedule, worked: Sequence[tuple[Schedule, Measurement]]
+    ) -> tuple[Schedule | None, float | None]:
+        """The second best of the final round or, when it had only one, of the search."""
+        timed = [(m.median_us, s) for s, m in worked if s != winner and m.median_us is not None]
+        if not timed:
+            timed = [(self._time_of(s), s) for s in self._ranking() if s != winner]
+        time_us, schedule = min(timed, key=lambda pair: (pair[0], pair[1].key), default=(None, None))
+        return schedule, time_us
+
+    def _ranking(self) -> list[Schedule]:
+        worked = [schedule for schedule, measurement in self._measured.items() if measurement.ok]
+        return sorted(worked, key=lambda schedule: (self._time_of(schedule), schedule.key))
+
+    def _time_of(self, schedule: Schedule) -> float:
+        return _time(self._measured[schedule])
+
+    def _completed(self, schedule: Schedule, final: Measurement) -> Measurement:
+        """The final's measurement with what only the compiler told in the search."""
+        seen = self._measured[schedule]
+        names = ("error", "registers", "spills", "shared_bytes", "compile_s")
+        missing = {name: getattr(seen, name) for name in names if getattr(final, name) is None}
+        return dataclasses.replace(final, **missing)
+
+    def _applies(self, trial: Trial) -> bool:
+        return (
+            trial.workload == self._workload
+            and trial.device.key == self._runner.device.key
+            and trial.toolchain == self._runner.toolchain
+            and trial.template_fingerprint == self._fingerprints.get(trial.schedule.template)
+            and self._space.contains(trial.schedule)
+        )
+
+    def _trial(self, schedule: Schedule, measurement: Measurement) -> Trial:
+        return Trial(
+            self._workload,
+            self._runner.device,
+            self._runner.toolchain,
+            schedule,
+            measurement,
+            self._origin,
+            self._fingerprints.get(schedule.template, ""),
+            _now(),
+        )
+
+    def _seconds(self) -> float:
+        return 0.0 if self._began is None else time.monotonic() - self._began
+
+    def _why_nothing(self) -> str:
+        what = f"{self._workload} on {self._runner.device.name}"
+        if not len(self._space):
+            return f"no schedule of {what} is legal; the vendor library has to do it"
+        if not self._measured:
+            return f"nothing was measured for {what} before the budget ran out; allow more seconds"
+        counts = Counter(measurement.status.value for measurement in self._measured.values())
+        listed = ", ".join(f"{count} {status}" for status, count in counts.most_common())
+        message = next((m.message for m in self._measured.values() if m.message), "no message")
+        return f"all {len(self._measured)} schedules tried for {what} failed ({listed}); one said: {message}"
+
+
+def _batch_size(batch: int, trials: int | None) -> int:
+    if batch < 1:
+        raise UsageError(f"batch must be 1 or more, got {batch}")
+    return batch if trials is None else min(batch, max(_LEAST_BATCH, trials // _ROUNDS))
+
+
+def _fingerprints(runner: Runner, workload: Workload) -> Mapping[str, str]:
+    if isinstance(runner, RecordedCode):
+        return runner.fingerprints(workload)
+    return {name: template.fingerprint for name, template in get_operator(workload.operator).templates.items()}
+
+
+def _winner(worked: Sequence[tuple[Schedule, Measurement]], noise: float) -> tuple[Schedule, Measurement]:
+    """The fastest; of those that the noise cannot tell from it, the one that asks least of the GPU, so that two runs
+    of one search choose the same."""
+    limit = min(_time(measurement) for _, measurement in worked) * (1 + min(noise, TIE_BAND))
+    tied = [(schedule, measurement) for schedule, measurement in worked if _time(measurement) <= limit]
+    return min(tied, key=lambda pair: (pair[1].shared_bytes or 0, pair[1].registers or 0, pair[0].key))
+
+
+def _time(measurement: Measurement) -> float:
+    return math.inf if measurement.median_us is None else measurement.median_us
+
+
+def _roofline(workload: Workload, device: DeviceSpec, measurement: Measurement) -> float | None:
+    """Least possible time over the measured one; None on a device that has no rate for the workload's precisions."""
+    try:
+        return roofline_us(get_operator(workload.operator), workload, device) / _time(measurement)
+    except UsageError:
+        return None
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
