@@ -29,11 +29,10 @@ use_venv() {
     [ "${venv#/}" = "$venv" ] || python="$venv/bin/python"
 }
 
-# Left-over build folders would put deleted files back into the package.
-install_tree() { # install_tree EXTRAS: the dependencies, then exactly this tree
+# Pip installs a local folder anew each time, so what is tested is this tree; left-over build folders would put deleted
+# files back into it.
+install_tree() { # install_tree EXTRAS
     rm -rf build ./*.egg-info src/*.egg-info
-    "$python" -m pip install --quiet --constraint constraints.txt ".$1" || fail "pip could not install the dependencies"
-    rm -rf build ./*.egg-info src/*.egg-info
-    "$python" -m pip install --quiet --no-deps --force-reinstall . || fail "pip could not install this tree"
+    "$python" -m pip install --quiet --constraint constraints.txt ".$1" || fail "pip could not install Kernelwright and what it needs"
     rm -rf build ./*.egg-info src/*.egg-info
 }
