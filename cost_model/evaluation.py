@@ -6,6 +6,7 @@ Regret is 1 less quality.
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,7 +23,7 @@ from kernelwright.errors import UsageError
 from kernelwright.types import Trial
 
 MakeModel = Callable[[Sequence[Trial]], CostModel]
-"""From the trials to train on to a fresh model."""
+"""From the trials to train on to a model, which must be fit for `copy.deepcopy`."""
 
 SHORTLIST = 16
 """How many measurements the shortlist and the online figures may spend."""
@@ -63,9 +64,8 @@ def evaluate(
     for fold in range(min(folds, len(names))):
         held = set(names[fold :: min(folds, len(names))])
         kept = [trial for group in groups if group[0].workload.key not in held for trial in group]
-        for group in groups:
-            if group[0].workload.key in held:
-                rows.append(judge(make_model(kept), group, online))
+        model = make_model(kept)
+        rows += [judge(copy.deepcopy(model), group, online) for group in groups if group[0].workload.key in held]
     return rows
 
 
@@ -190,7 +190,7 @@ def best_objective(report: Mapping[str, Any]) -> str:
     learned = {name: figures for name, figures in report["models"].items() if name.startswith("xgboost:")}
     if not learned:
         raise UsageError("the report must hold at least one learned model, got none; give evaluate_report objectives")
-    chosen = max(learned, key=lambda name: (learned[name]["shortlist_mean"] + learned[name]["top1_mean"], name))
+    chosen: str = max(learned, key=lambda name: (learned[name]["shortlist_mean"] + learned[name]["top1_mean"], name))
     return chosen.removeprefix("xgboost:")
 
 

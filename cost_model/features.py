@@ -25,7 +25,7 @@ _ACTIVATIONS = frozenset({"relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh"
 
 
 def _log(value: Array | float) -> Array:
-    return np.log2(np.maximum(value, 1e-6))
+    return np.asarray(np.log2(np.maximum(value, 1e-6)))
 
 
 def _architecture(g: Geometry) -> float:

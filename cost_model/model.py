@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kernelwright.cost_model.features import FEATURE_VERSION
 from kernelwright.errors import ModelMismatch
-from kernelwright.types import VENDOR_TEMPLATE, DeviceSpec, Schedule, Trial, Workload
+from kernelwright.types import VENDOR_TEMPLATE, DeviceSpec, Schedule, Toolchain, Trial, Workload
 
 Scores = npt.NDArray[np.float64]
 
@@ -53,10 +53,13 @@ def workload_groups(trials: Iterable[Trial]) -> Groups:
 
     A schedule measured more than once keeps its last trial that is ok, or its last trial.
     """
+    keys: dict[Workload | DeviceSpec | Toolchain, str] = {}
     groups: dict[tuple[str, str, str], dict[Schedule, Trial]] = {}
     for trial in trials:
         if trial.schedule.template != VENDOR_TEMPLATE:
-            known = groups.setdefault((trial.workload.key, trial.device.key, trial.toolchain.key), {})
+            parts = (trial.workload, trial.device, trial.toolchain)
+            keys.update({part: part.key for part in parts if part not in keys})
+            known = groups.setdefault((keys[parts[0]], keys[parts[1]], keys[parts[2]]), {})
             if trial.measurement.ok or not (before := known.get(trial.schedule)) or not before.measurement.ok:
                 known[trial.schedule] = trial
     return {key: list(known.values()) for key, known in groups.items()}
@@ -84,7 +87,7 @@ def write_model(path: Path, kind: str, operator: str, content: dict[str, Any]) -
 def read_model(path: Path, kind: str | None = None) -> dict[str, Any]:
     """Read a model file; ModelMismatch when it is not one, or made for other features or another kind of model."""
     try:
-        data = json.loads(path.read_text())
+        data: dict[str, Any] = json.loads(path.read_text())
     except (UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ModelMismatch(f"{path} must be a cost model file, but it is not JSON ({error})") from error
     version = data.get("kernelwright_cost_model") if isinstance(data, dict) else None

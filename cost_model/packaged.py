@@ -14,11 +14,15 @@ KINDS: dict[str, type[RooflineModel] | type[XGBoostModel]] = {"roofline": Roofli
 """Cost models by the kind written in their files."""
 
 
-def load_model(path: Path) -> CostModel:
-    """The model in a file, of whichever kind; ModelMismatch when it was made for other features."""
-    kind = read_model(path)["kind"]
+def load_model(path: Path, operator: str | None = None) -> CostModel:
+    """The model in a file, of whichever kind; ModelMismatch when it was made for other features or, where an operator
+    is given, for another one."""
+    data = read_model(path)
+    kind = data["kind"]
     if kind not in KINDS:
         raise ModelMismatch(f"{path} must hold a model of kind {' or '.join(KINDS)}, got {kind!r}")
+    if operator is not None and data["operator"] != operator:
+        raise ModelMismatch(f"{path} must hold a model of {operator}, got {data['operator']}")
     return KINDS[kind].load(path)
 
 
@@ -32,6 +36,6 @@ def packaged_model(operator: str) -> CostModel:
         return RooflineModel(operator)
     try:
         with importlib.resources.as_file(source) as path:
-            return load_model(path)
+            return load_model(path, operator)
     except MissingDependency:
         return RooflineModel(operator)

@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 
 from kernelwright.cost_model.geometry import Array, Geometry, matmul_geometry
-from kernelwright.types import Schedule
+from kernelwright.types import FrozenMap, Scalar, Schedule
 
 _L2_BYTES_US = 90e3
 """Bytes a microsecond that one multiprocessor gets from L2 (64 a clock at most)."""
@@ -98,17 +98,17 @@ def tile_efficiency(g: Geometry) -> Array:
 
 def _reference_schedules(g: Geometry) -> list[Schedule]:
     relaxed = g.workload.dtypes.get("a") == "fp32" and g.workload.error_budget is not None
-    precision = {"precision": "tf32"} if relaxed else {}
-    common = {"num_stages": 3, "group_m": 8, **precision}
+    precision: dict[str, Scalar] = {"precision": "tf32"} if relaxed else {}
+    common: dict[str, Scalar] = {"block_k": 64, "num_warps": 8, "num_stages": 3, "group_m": 8, **precision}
     tiles = ((16, 64), (64, 64), (64, 128), (128, 128), (128, 256))
     splits = itertools.product(("pointer", "skinny"), tiles, (1, 4, 16))
     out = [
-        Schedule(name, {"block_m": m, "block_n": n, "block_k": 64, "num_warps": 8, "split_k": split, **common})
+        Schedule(name, FrozenMap({"block_m": m, "block_n": n, "split_k": split, **common}))
         for name, (m, n), split in splits
     ]
     aligned = min(g.problem.a_alignment, g.problem.b_alignment) >= 16
-    knobs = {"block_k": 64, "num_warps": 8, "repack": int(not aligned), **common}
-    return out + [Schedule("persistent_tma", {"block_m": m, "block_n": n, **knobs}) for m, n in tiles[1:]]
+    knobs: dict[str, Scalar] = {"repack": int(not aligned), **common}
+    return out + [Schedule("persistent_tma", FrozenMap({"block_m": m, "block_n": n, **knobs})) for m, n in tiles[1:]]
 
 
 def _compute_us(g: Geometry) -> Array:
@@ -126,4 +126,4 @@ def _latency_us(g: Geometry, pointer_cost: Array) -> Array:
 def _extra_us(g: Geometry, bandwidth: float) -> Array:
     split = np.where(g.split_k > 1, _LAUNCH_US + g.split_bytes / bandwidth, 0.0)
     repack = np.where(g.repack_bytes > 0, _LAUNCH_US + g.repack_bytes / bandwidth, 0.0)
-    return split + repack
+    return np.asarray(split + repack)

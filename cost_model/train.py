@@ -8,15 +8,9 @@ from typing import Any
 
 import numpy as np
 
+from kernelwright.cost_model.examples import Examples, examples, within_groups
 from kernelwright.cost_model.features import FEATURE_VERSION, feature_names
-from kernelwright.cost_model.xgboost_model import (
-    Examples,
-    XGBoostModel,
-    common_parameters,
-    examples,
-    import_xgboost,
-    within_groups,
-)
+from kernelwright.cost_model.xgboost_model import TrainedTrees, XGBoostModel, common_parameters, import_xgboost
 from kernelwright.errors import UsageError
 from kernelwright.types import Trial
 
@@ -71,8 +65,9 @@ def train(
         raise UsageError(f"training needs at least one {operator} trial that is ok, got none in {len(trials)}")
     chosen = OBJECTIVES[objective]
     booster = _fit(seen, operator, chosen, rounds, jobs)
-    metadata = _summary(trials, seen, objective, rounds) | {"residual": chosen.residual}
-    return XGBoostModel(operator, [booster], metadata | _scale(seen, booster, chosen), jobs)
+    scale, shift = _line(seen, booster, chosen)
+    trained = TrainedTrees(booster, chosen.residual, scale, shift)
+    return XGBoostModel(operator, trained, _summary(trials, seen, objective, rounds))
 
 
 def _fit(seen: Examples, operator: str, objective: Objective, rounds: int, jobs: int | None) -> Any:
@@ -91,17 +86,15 @@ def _fit(seen: Examples, operator: str, objective: Objective, rounds: int, jobs:
     return xgboost.train(parameters, data, rounds)
 
 
-def _scale(seen: Examples, booster: Any, objective: Objective) -> dict[str, float]:
-    """The line from what the trees say to log2 of the share of the best speed."""
+def _line(seen: Examples, booster: Any, objective: Objective) -> tuple[float, float]:
+    """Slope and shift that lead from what the trees say to log2 of the share of the best speed."""
     sums = np.asarray(booster.inplace_predict(seen.rows), dtype=np.float64)
     sums = sums + seen.estimate if objective.residual else sums
-    if not objective.ranks:
-        return {"scale": 1.0, "shift": float(np.average(seen.log_shares - sums, weights=seen.weights))}
-    spread = float(np.cov(sums, aweights=seen.weights)) if len(sums) > 1 else 0.0
-    together = float(np.cov(sums, seen.log_shares, aweights=seen.weights)[0, 1]) if spread > 0 else 0.0
-    slope = max(together / spread, 1e-3) if spread > 0 else 1.0
-    shift = np.average(seen.log_shares - slope * sums, weights=seen.weights)
-    return {"scale": slope, "shift": float(shift)}
+    slope = 1.0
+    if objective.ranks and np.ptp(sums) > 0:
+        spread = np.cov(sums, seen.log_shares, aweights=seen.weights)
+        slope = max(float(spread[0, 1] / spread[0, 0]), 1e-3)
+    return slope, float(np.average(seen.log_shares - slope * sums, weights=seen.weights))
 
 
 def _summary(trials: Sequence[Trial], seen: Examples, objective: str, rounds: int) -> dict[str, Any]:

@@ -1,11 +1,11 @@
-"""A made-up GPU world: times from a formula of its own, with noise and failures, so that models have something to find."""
+"""A made-up GPU: times from a formula of its own, with noise and failures, so that models have something to find."""
 
 from __future__ import annotations
 
 import itertools
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 
@@ -105,5 +105,35 @@ def trial(workload: Workload, gpu: DeviceSpec, schedule: Schedule, rng: random.R
 
 @pytest.fixture(scope="session")
 def recorded() -> list[Trial]:
-    """Trials of eight workloads on the made-up H100, about 240 each."""
+    """Trials of eight workloads on the made-up H100, about 150 each."""
     return trials()
+
+
+@pytest.fixture(scope="session")
+def candidates() -> list[Schedule]:
+    """Every schedule of the made-up spaces."""
+    return schedules()
+
+
+@pytest.fixture(scope="session")
+def h100() -> DeviceSpec:
+    """The made-up H100."""
+    return device()
+
+
+@pytest.fixture(scope="session")
+def make_matmul() -> Callable[..., Workload]:
+    """From M, N, K and changed fields to a bf16 workload in nn.Linear's layout."""
+    return matmul
+
+
+@pytest.fixture(scope="session")
+def make_trials() -> Callable[..., list[Trial]]:
+    """From shapes, GPU, seed and kept share to trials."""
+    return trials
+
+
+@pytest.fixture(scope="session")
+def truth() -> Callable[[Workload, DeviceSpec, Schedule], float]:
+    """The made-up time in microseconds, without noise."""
+    return true_us
