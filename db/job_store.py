@@ -96,6 +96,13 @@ class JobStore:
         with session_scope(self.engine, write=True) as session:
             return bool(_move(session, JobState.FAILED, *_held(job_id, worker), message=_storable(message)))
 
+    def release(self, job_id: str, worker: str) -> bool:
+        """Put the worker's job back into its place in the queue, as if it had not been claimed: the worker was told
+        to stop. False when the job is not running for this worker."""
+        back = {"worker": None, "heartbeat_at": None, "attempts": JobRow.attempts - 1}
+        with session_scope(self.engine, write=True) as session:
+            return bool(_move(session, JobState.QUEUED, *_held(job_id, worker), **back))
+
     def cancel(self, job_id: str) -> bool:
         """Stop a job that is queued or running; its worker learns it from the next heartbeat. False if it ended."""
         with session_scope(self.engine, write=True) as session:

@@ -1,0 +1,145 @@
+"""From a question to the answer that API and command line give: `find_winner`, and how its answer is told."""
+
+from __future__ import annotations
+
+from urllib.parse import urlencode
+
+from kernelwright.cost_model import CostModel, packaged_model
+from kernelwright.kernels import get_operator
+from kernelwright.kernels.render import render
+from kernelwright.search.answer import Answer, Records, find_winner
+from kernelwright.service.missing import NotFound
+from kernelwright.service.schemas import BestKernel, HardwareOut, Links, RecordOut, ScheduleOut, ToolchainOut
+from kernelwright.service.workload_args import args_of
+from kernelwright.types import DeviceSpec, Schedule, Toolchain, TuningRecord, Workload
+
+
+def fingerprints(operator: str) -> dict[str, str]:
+    """Fingerprint of each template of an operator, as the code stands."""
+    return {name: template.fingerprint for name, template in get_operator(operator).templates.items()}
+
+
+class Answers:
+    """Answers questions from one store of records; loads each operator's cost model once."""
+
+    def __init__(self, records: Records) -> None:
+        self._records = records
+        self._models: dict[str, CostModel] = {}
+
+    def best(self, workload: Workload, device: DeviceSpec, toolchain: Toolchain | None = None) -> Answer:
+        """The best that is known. With a toolchain, times of any other one count as stale."""
+        return find_winner(
+            workload,
+            device,
+            self._records,
+            toolchain=toolchain,
+            fingerprints=fingerprints(workload.operator),
+            model=self._model(workload.operator),
+        )
+
+    def _model(self, operator: str) -> CostModel:
+        if operator not in self._models:
+            self._models[operator] = packaged_model(operator)
+        return self._models[operator]
+
+
+def tell(answer: Answer) -> BestKernel:
+    """The answer in the form of the API."""
+    record = answer.record
+    speedup = answer.vendor_us / answer.expected_us if answer.vendor_us and answer.expected_us else None
+    return BestKernel(
+        how=answer.how,  # type: ignore[arg-type]
+        choice=answer.choice,  # type: ignore[arg-type]
+        workload=answer.workload.to_json(),
+        workload_key=answer.workload.key,
+        label=str(answer.workload),
+        hardware=_hardware(answer.device),
+        schedule=_schedule(answer.schedule),
+        expected_us=answer.expected_us,
+        vendor=answer.vendor,
+        vendor_us=answer.vendor_us,
+        speedup=speedup,
+        roofline_percent=None if answer.roofline is None else 100 * answer.roofline,
+        regret=answer.regret,
+        note=answer.note,
+        record_id=record.key if record else None,
+        trials=record.trials if record else None,
+        measured_at=record.created_at if record else None,
+        toolchain=_toolchain(record.toolchain) if record else None,
+        links=_links(answer),
+    )
+
+
+def tell_record(record: TuningRecord) -> RecordOut:
+    """A record in the form of the API."""
+    links = {
+        "self": f"/v1/kernels/{record.key}",
+        "source": f"/v1/kernels/{record.key}/source",
+        "workload": _question(record.workload, record.device),
+    }
+    return RecordOut(
+        id=record.key,
+        winner="kernel" if record.winner == "kernel" else "vendor",
+        speedup=record.speedup,
+        record=record.to_json(),
+        links=Links.model_validate(links),
+    )
+
+
+def source_of_record(record: TuningRecord) -> str:
+    """The standalone file of a record's kernel."""
+    return render(record.workload, record.schedule, _provenance(record))
+
+
+def source_of_answer(answer: Answer) -> str:
+    """The standalone file of an answer's kernel for the workload that was asked; NotFound when it has none."""
+    if answer.schedule is None:
+        raise NotFound(f"no kernel is known for {answer.workload} on {answer.device.name}; tune it first")
+    provenance = {"answered as": answer.how, **(_provenance(answer.record) if answer.record else {})}
+    return render(answer.workload, answer.schedule, provenance)
+
+
+def _provenance(record: TuningRecord) -> dict[str, str]:
+    vendor = f"{record.vendor} {record.vendor_us:.2f} us" if record.vendor_us is not None else "none"
+    software = record.toolchain
+    return {
+        "record": record.key,
+        "workload": str(record.workload),
+        "measured on": record.device.name,
+        "measured at": record.created_at,
+        "measured time": f"{record.measurement.median_us:.2f} us",
+        "vendor call": vendor,
+        "trials": str(record.trials),
+        "toolchain": f"triton {software.triton}, torch {software.torch}, driver {software.driver}, {software.compiler}",
+    }
+
+
+def _hardware(device: DeviceSpec) -> HardwareOut:
+    return HardwareOut(slug=device.slug, name=device.name, architecture=device.architecture, key=device.key)
+
+
+def _schedule(schedule: Schedule | None) -> ScheduleOut | None:
+    return None if schedule is None else ScheduleOut(template=schedule.template, knobs=dict(schedule.knobs))
+
+
+def _toolchain(toolchain: Toolchain) -> ToolchainOut:
+    return ToolchainOut.model_validate(toolchain, from_attributes=True)
+
+
+def _question(workload: Workload, device: DeviceSpec, page: str = "best") -> str | None:
+    args = args_of(workload)
+    return f"/v1/kernels/{page}?{urlencode({**args.query(), 'hardware': device.slug}, safe=',=')}" if args else None
+
+
+def _links(answer: Answer) -> Links:
+    record, source = answer.record, None
+    if record is not None and record.workload == answer.workload:
+        source = f"/v1/kernels/{record.key}/source"
+    elif answer.schedule is not None:
+        source = _question(answer.workload, answer.device, "best/source")
+    links = {
+        "self": f"/v1/kernels/{record.key}" if record else None,
+        "source": source,
+        "workload": _question(answer.workload, answer.device),
+    }
+    return Links.model_validate(links)

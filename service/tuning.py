@@ -1,0 +1,89 @@
+"""Tune one workload and keep what comes of it: the glue of search and database that command line and worker share."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping
+
+from kernelwright.db import Store
+from kernelwright.kernels import get_operator
+from kernelwright.search import Budget, Progress, Runner, Session, make_strategy
+from kernelwright.search.runner import RecordedCode
+from kernelwright.service.answering import fingerprints
+from kernelwright.types import VENDOR_TEMPLATE, Trial, TuningRecord, Workload
+
+OnTrial = Callable[[Trial, Progress], None]
+"""Told after each trial was stored; what it raises ends the run, and the stored trials stay."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TuneRequest:
+    """What to tune and how. budget: known trials count against it. job_id: under which job to file the trials."""
+
+    workload: Workload
+    strategy: str = "model"
+    budget: Budget = dataclasses.field(default_factory=Budget)
+    seed: int = 0
+    job_id: str | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class TuneResult:
+    """The record that was stored, and what the run did. seconds: wall time, the final round included."""
+
+    record: TuningRecord
+    new_trials: int
+    known_trials: int
+    failed_trials: int
+    seconds: float
+
+
+def tune_and_store(store: Store, runner: Runner, request: TuneRequest, on_trial: OnTrial) -> TuneResult:
+    """Search, store every trial as it comes, store the winner.
+
+    Trials that the store holds already are not measured again, so that an interrupted run goes on where it stopped.
+    Raises UsageError for what the operator or runner cannot do, NoWorkingSchedule when every schedule failed.
+    """
+    start = time.monotonic()
+    workload = request.workload
+    get_operator(workload.operator).validate(workload)
+    known = known_trials(store, runner, workload)
+    session = _session(runner, request, known)
+    new, failed = 0, 0
+    for trial in session:
+        store.add_trial(trial, job_id=request.job_id)
+        new += 1
+        failed += not trial.measurement.ok
+        on_trial(trial, session.progress())
+    record = session.record
+    store.put_winner(record)
+    return TuneResult(record, new, len(known), failed, time.monotonic() - start)
+
+
+def known_trials(store: Store, runner: Runner, workload: Workload) -> list[Trial]:
+    """The stored trials that a run on this runner need not repeat: same device, toolchain and template sources."""
+    current = code_of(runner, workload)
+    found = store.trials(workload_key=workload.key, device_key=runner.device.key, toolchain_key=runner.toolchain.key)
+    return [
+        trial
+        for trial in found
+        if trial.schedule.template != VENDOR_TEMPLATE
+        and trial.template_fingerprint == current.get(trial.schedule.template)
+    ]
+
+
+def code_of(runner: Runner, workload: Workload) -> Mapping[str, str]:
+    """Fingerprint by template of the code that the runner's times belong to."""
+    if isinstance(runner, RecordedCode):
+        return runner.fingerprints(workload)
+    return fingerprints(workload.operator)
+
+
+def _session(runner: Runner, request: TuneRequest, known: list[Trial]) -> Session:
+    workload, budget = request.workload, request.budget
+    space = runner.space(workload)
+    if request.strategy == "exhaustive" and budget == Budget():
+        budget = Budget(trials=max(1, len(space)))
+    strategy = make_strategy(request.strategy, workload, runner.device, space, request.seed)
+    return Session(workload, runner, strategy, budget, origin="tune", known=known)

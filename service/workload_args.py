@@ -1,0 +1,143 @@
+"""A workload as people type it (shape, dtype, layout, epilogue), read alike on the command line and in the API."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterable, Mapping
+
+from kernelwright.errors import InvalidWorkload
+from kernelwright.kernels import get_operator
+from kernelwright.kernels.matmul.workload import LAYOUTS, matmul_workload
+from kernelwright.types import Workload
+
+MAX_DIM = 2**31 - 1
+"""Largest size of one dimension: kernels index with 32 bits."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkloadArgs:
+    """What was typed. `dims` are sizes by name; the rest is as in `matmul_workload`."""
+
+    operator: str
+    dims: Mapping[str, int]
+    dtype: str = "bf16"
+    layout: str = "nt"
+    epilogue: tuple[str, ...] = ()
+    out_dtype: str | None = None
+    error_budget: float | None = None
+
+    def query(self) -> dict[str, str]:
+        """Query parameters that ask the service for this workload; defaults are left out."""
+        out = {"operator": self.operator, "shape": format_shape(self.dims), "dtype": self.dtype, "layout": self.layout}
+        if self.epilogue:
+            out["epilogue"] = ",".join(self.epilogue)
+        if self.out_dtype is not None:
+            out["out_dtype"] = self.out_dtype
+        if self.error_budget is not None:
+            out["error_budget"] = repr(self.error_budget)
+        return out
+
+    def workload(self) -> Workload:
+        """The checked workload; UnknownOperator, InvalidWorkload or UnsupportedDtype say what is wrong."""
+        operator = get_operator(self.operator)
+        form = FORMS[self.operator]
+        check_dims(self.operator, form.dims, self.dims)
+        workload = form.build(self)
+        operator.validate(workload)
+        return workload
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """How an operator's workload is typed: the names of its dimensions, the builder, and the way back (`args_of`)."""
+
+    dims: tuple[str, ...]
+    build: Callable[[WorkloadArgs], Workload]
+    args_of: Callable[[Workload], WorkloadArgs | None]
+
+
+def _matmul(args: WorkloadArgs) -> Workload:
+    return matmul_workload(
+        args.dims["M"],
+        args.dims["N"],
+        args.dims["K"],
+        dtype=args.dtype,
+        layout=args.layout,
+        epilogue=args.epilogue,
+        out_dtype=args.out_dtype,
+        error_budget=args.error_budget,
+    )
+
+
+def _matmul_args(workload: Workload) -> WorkloadArgs | None:
+    order = (workload.layouts["a"], workload.layouts["b"])
+    letters = next((name for name, layouts in LAYOUTS.items() if layouts == order), None)
+    dtype, out_dtype = workload.dtypes["a"], workload.dtypes["out"]
+    if letters is None:
+        return None
+    args = WorkloadArgs(
+        "matmul",
+        {name: workload.dims[name] for name in ("M", "N", "K")},
+        dtype,
+        letters,
+        workload.epilogue,
+        None if out_dtype == dtype else out_dtype,
+        workload.error_budget,
+    )
+    return args if _matmul(args) == workload else None
+
+
+FORMS: dict[str, Form] = {"matmul": Form(("M", "N", "K"), _matmul, _matmul_args)}
+"""The form of every operator by name."""
+
+
+def args_of(workload: Workload) -> WorkloadArgs | None:
+    """What to type to get this workload; None for one that cannot be typed, such as rows that are not dense."""
+    form = FORMS.get(workload.operator)
+    return form.args_of(workload) if form else None
+
+
+def check_dims(operator: str, wanted: tuple[str, ...], given: Mapping[str, int]) -> None:
+    """Raise InvalidWorkload unless exactly the wanted dimensions are given, each from 1 to MAX_DIM."""
+    if set(given) != set(wanted):
+        raise InvalidWorkload(
+            f"shape of {operator} must give {', '.join(wanted)}, got {format_shape(given) or 'nothing'}; "
+            f"try {','.join(f'{name}=1024' for name in wanted)}"
+        )
+    for name, size in given.items():
+        if not 1 <= size <= MAX_DIM:
+            raise InvalidWorkload(f"dimension {name} must lie between 1 and {MAX_DIM}, got {size}")
+
+
+def format_shape(dims: Mapping[str, int]) -> str:
+    """The text "M=2048,N=4096,K=4096", which `parse_shape` reads."""
+    return ",".join(f"{name}={size}" for name, size in dims.items())
+
+
+def parse_shape(text: str) -> dict[str, int]:
+    """Sizes by name from "M=2048,N=4096,K=4096"; InvalidWorkload when it reads otherwise."""
+    dims: dict[str, int] = {}
+    for part in text.split(","):
+        name, equals, size = part.partition("=")
+        if not equals or not name.strip():
+            raise InvalidWorkload(f"shape must read NAME=SIZE,NAME=SIZE such as M=2048,N=4096,K=4096, got {text!r}")
+        add_dim(dims, name.strip(), size)
+    return dims
+
+
+def add_dim(dims: dict[str, int], name: str, size: str) -> None:
+    """Add one size; InvalidWorkload when it is no whole number or was given already."""
+    text = size.strip()
+    if not (text.isascii() and text.isdigit() and len(text) <= 18):
+        raise InvalidWorkload(f"dimension {name} must be a whole number of 1 or more, got {size[:40]!r}")
+    if name in dims:
+        raise InvalidWorkload(f"dimension {name} must be given once, got {dims[name]} and {text}")
+    dims[name] = int(text)
+
+
+def parse_epilogue(text: str | Iterable[str] | None) -> tuple[str, ...]:
+    """Steps from "bias,gelu" or a list of such texts; empty for None, "" and "none"."""
+    if text is None:
+        return ()
+    parts = text.split(",") if isinstance(text, str) else [step for item in text for step in item.split(",")]
+    return tuple(step for step in (part.strip() for part in parts) if step and step != "none")
