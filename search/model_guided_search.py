@@ -27,9 +27,11 @@ _EXPLORE_HALF_LIFE = 16
 _NEIGHBOUR_BONUS = 0.05
 _FIRST_SPREAD = 0.4
 _LATER_SPREAD = 0.1
-_LENGTH = 0.5
 _ACROSS_TEMPLATES = 0.2
-_DETAIL_WEIGHT = 0.5
+# Inverse lengths over a knob's whole range, (tile sizes, all other knobs): batches are spread over tiles above all,
+# while errors of the model carry over from schedules that are near in every knob.
+_SPREAD_SCALES = (3.0, 0.75)
+_ERROR_SCALES = (2.0, 1.0)
 _READING_NOISE = 0.05
 _REMEMBERED = 256
 
@@ -68,7 +70,7 @@ class ModelGuidedSearch:
         for _ in range(count):
             place = self._pick(merit - spread * nearest)
             self._open[place] = False
-            nearest = np.maximum(nearest, self._similarity(place))
+            nearest = np.maximum(nearest, self._similarity(place, _SPREAD_SCALES))
             chosen.append(self._members[place])
         return chosen
 
@@ -125,25 +127,25 @@ class ModelGuidedSearch:
     def _interpolate(self, places: list[int], values: FloatArray) -> FloatArray:
         if not places:
             return np.zeros(len(self._members))
-        rows = np.stack([self._similarity(place) for place in places])
+        rows = np.stack([self._similarity(place, _ERROR_SCALES) for place in places])
         weights = np.linalg.solve(rows[:, places] + _READING_NOISE * np.eye(len(places)), values)
         return np.asarray(weights @ rows)
 
-    def _similarity(self, place: int) -> FloatArray:
+    def _similarity(self, place: int, scales: tuple[float, float]) -> FloatArray:
         """How alike each member is to one of them: 1 for itself, towards 0 for other tiles and other templates."""
-        knobs, templates = self._coordinates
-        square = ((knobs - knobs[place]) ** 2).sum(axis=1)
-        alike = np.exp(-square / (2 * _LENGTH**2))
+        knobs, is_tile, templates = self._coordinates
+        square = (((knobs - knobs[place]) * np.where(is_tile, *scales)) ** 2).sum(axis=1)
+        alike = np.exp(-square / 2)
         return np.where(templates == templates[place], alike, _ACROSS_TEMPLATES * alike)
 
     @functools.cached_property
-    def _coordinates(self) -> tuple[FloatArray, npt.NDArray[np.int64]]:
-        """Knobs scaled to their range [n, k], tile sizes counting more than the rest, and the template's number [n]."""
+    def _coordinates(self) -> tuple[FloatArray, npt.NDArray[np.bool_], npt.NDArray[np.int64]]:
+        """Knobs scaled to their range [n, k], which of them are tile sizes [k], and the template's number [n]."""
         coded = [self._space.encode(schedule) for schedule in self._members]
         names = sorted({name for codes in coded for name in codes})
         knobs = np.array([[codes.get(name, 0.0) for name in names] for codes in coded]).reshape(len(coded), len(names))
-        weights = np.array([1.0 if name.startswith("block") else _DETAIL_WEIGHT for name in names])
         span = np.ptp(knobs, axis=0)
+        is_tile = np.array([name.startswith("block") for name in names], dtype=np.bool_)
         numbers = {name: n for n, name in enumerate(sorted({s.template for s in self._members}))}
         templates = np.array([numbers[s.template] for s in self._members], dtype=np.int64)
-        return knobs / np.where(span > 0, span, 1.0) * weights, templates
+        return knobs / np.where(span > 0, span, 1.0), is_tile, templates

@@ -1,0 +1,145 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from kernelwright.errors import UnknownStrategy
+from kernelwright.kernels.space import FiniteSpace, Space
+from kernelwright.search.strategy import STRATEGIES, Strategy, make_strategy
+from kernelwright.types import Schedule
+from tests.contracts.strategy_contract import MakeStrategy, Measure, StrategyContract, drain
+from tests.search.fakes import DEVICE, WORKLOAD, HalfRightModel, failure, fake_space, true_us, works
+
+
+def made(name: str, space: Space, seed: int = 0) -> Strategy:
+    return make_strategy(name, WORKLOAD, DEVICE, space, seed, HalfRightModel())
+
+
+@pytest.fixture
+def space() -> Space:
+    return fake_space()
+
+
+@pytest.fixture
+def measure() -> Measure:
+    return works
+
+
+class TestModelGuidedSearch(StrategyContract):
+    @pytest.fixture
+    def make(self) -> MakeStrategy:
+        return lambda space, seed: made("model", space, seed)
+
+
+class TestModelGuidedSearchOverARecording(StrategyContract):
+    @pytest.fixture
+    def make(self) -> MakeStrategy:
+        return lambda space, seed: made("model", space, seed)
+
+    @pytest.fixture
+    def space(self) -> Space:
+        return FiniteSpace(list(fake_space())[::2])
+
+
+class TestRandomSearch(StrategyContract):
+    @pytest.fixture
+    def make(self) -> MakeStrategy:
+        return lambda space, seed: made("random", space, seed)
+
+
+class TestExhaustiveSearch(StrategyContract):
+    @pytest.fixture
+    def make(self) -> MakeStrategy:
+        return lambda space, seed: made("exhaustive", space, seed)
+
+
+def test_an_unknown_strategy_is_told_the_names() -> None:
+    with pytest.raises(UnknownStrategy, match="model, random, exhaustive, got 'annealing'"):
+        made("annealing", fake_space())
+
+
+def test_exhaustive_search_keeps_the_order_of_the_space(space: Space) -> None:
+    assert drain(made("exhaustive", space), works) == list(space)
+
+
+@pytest.mark.parametrize("name", ["random", "model"])
+def test_seeds_differ(name: str, space: Space) -> None:
+    assert drain(made(name, space, 1), works, limit=40) != drain(made(name, space, 2), works, limit=40)
+
+
+def test_random_search_gives_templates_turns(space: Space) -> None:
+    assert {s.template for s in made("random", space).propose(2)} == {"pointer", "skinny"}
+
+
+def test_the_first_proposal_is_the_predicted_best(space: Space) -> None:
+    model = HalfRightModel()
+    members = list(space)
+    best = members[int(model.predict(WORKLOAD, DEVICE, members).argmax())]
+    assert made("model", space, 7).propose(1) == [best]
+
+
+def test_the_first_batch_spreads_over_templates_and_tiles(space: Space) -> None:
+    first = made("model", space).propose(8)
+    assert {s.template for s in first} == {"pointer", "skinny"}
+    assert len({(s.knobs["block_m"], s.knobs.get("block_n")) for s in first}) >= 4
+
+
+def test_a_wrong_model_is_corrected_by_what_is_measured(space: Space) -> None:
+    strategy = make_strategy("model", WORKLOAD, DEVICE, space, 0, HalfRightModel(flatter=4.0))
+    proposed = drain(strategy, works, batch=4, limit=24)
+    assert min(map(true_us, proposed)) == 100.0
+
+
+def test_finds_the_best_sooner_than_random_search(space: Space) -> None:
+    def needed(name: str, seed: int) -> int:
+        proposed = drain(made(name, space, seed), works, batch=4)
+        return next(n for n, s in enumerate(proposed, 1) if true_us(s) <= 105)
+
+    guided, blind = (sum(needed(name, seed) for seed in range(10)) for name in ("model", "random"))
+    assert guided * 2 < blind
+
+
+def test_steers_away_from_failures_before_anything_worked(space: Space) -> None:
+    strategy = made("model", space)
+    first = strategy.propose(1)[0]
+    strategy.observe(first, failure())
+    others = strategy.propose(3)
+    assert [s.template for s in others].count(first.template) < 3
+
+
+def test_the_model_is_told_failures_too(space: Space) -> None:
+    model = HalfRightModel()
+    strategy = make_strategy("model", WORKLOAD, DEVICE, space, 0, model)
+    one, two = strategy.propose(2)
+    strategy.observe(one, works(one))
+    strategy.observe(two, failure())
+    strategy.propose(1)
+    assert [(t.schedule, t.measurement.ok) for t in model.told] == [(one, True), (two, False)]
+
+
+def test_the_packaged_model_is_taken_when_none_is_given() -> None:
+    common = {"block_k": 64, "num_warps": 8, "num_stages": 3, "group_m": 8, "split_k": 1, "precision": "bf16"}
+    tiles = [Schedule("pointer", {"block_m": m, "block_n": m, **common}) for m in (16, 128)]  # type: ignore[arg-type]
+    assert make_strategy("model", WORKLOAD, DEVICE, FiniteSpace(tiles)).propose(1) == [tiles[1]]
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    name=st.sampled_from(sorted(STRATEGIES)),
+    seed=st.integers(0, 2**31),
+    batches=st.lists(st.integers(0, 9), max_size=8),
+    broken=st.sets(st.integers(0, 109)),
+)
+def test_no_repeats_whatever_happens(name: str, seed: int, batches: list[int], broken: set[int]) -> None:
+    space = fake_space()
+    bad = {schedule for place, schedule in enumerate(space) if place in broken}
+    strategy = made(name, space, seed)
+    proposed: list[Schedule] = []
+    for count in batches:
+        for schedule in strategy.propose(count):
+            assert space.contains(schedule)
+            proposed.append(schedule)
+            if len(proposed) % 3:
+                strategy.observe(schedule, failure() if schedule in bad else works(schedule))
+    assert len(proposed) == len(set(proposed)) == min(sum(batches), len(space))
