@@ -30,6 +30,7 @@ from kernelwright.errors import KernelwrightError
 Handler = Callable[[Any], Any]
 
 _TAIL_BYTES = 4000
+_SCANNED_BYTES = 1 << 20
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from kernelwright.kernels.child_process import child_main; child_main(*map(int, sys.argv[2:]))"
@@ -89,10 +90,14 @@ class _Live:
     lifeline: Connection
     log: IO[bytes]
 
-    def tail(self) -> str:
+    def last_words(self) -> str:
+        """The end of what it printed, after the first lines that say "error:" if those lie before."""
         size = self.log.seek(0, os.SEEK_END)
+        self.log.seek(0)
+        before = self.log.read(min(_SCANNED_BYTES, max(0, size - _TAIL_BYTES))).splitlines(keepends=True)
+        errors = [line[:_TAIL_BYTES] for line in before if b"error:" in line][:3]
         self.log.seek(max(0, size - _TAIL_BYTES))
-        return self.log.read().decode(errors="replace").strip()
+        return b"".join([*errors, self.log.read()]).decode(errors="replace").strip()
 
     def end(self) -> int:
         """Kill the child and whatever it started; the exit code of a child that had ended by itself is kept."""
@@ -112,7 +117,7 @@ class ChildProcess:
     env: environment variables set in the child before the target's module is imported.
     start_timeout_s: how long importing (and init) may take.
 
-    One job at a time: not for use by several threads at once.
+    One job at a time: not for use by several threads at once, save `abandon`.
     """
 
     def __init__(
@@ -126,6 +131,7 @@ class ChildProcess:
         self._hello = (target, None if init is None else dict(init), dict(env or {}))
         self._start_timeout_s = start_timeout_s
         self._live: _Live | None = None
+        self._abandoned = False
 
     @property
     def pid(self) -> int | None:
@@ -161,6 +167,14 @@ class ChildProcess:
             live, self._live = self._live, None
             live.end()
 
+    def abandon(self) -> None:
+        """Kill the child for good, from any thread: a `call` under way, and every later one, raises ChildDied."""
+        self._abandoned = True
+        live = self._live
+        if live is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(live.process.pid, signal.SIGKILL)
+
     def close(self) -> None:
         """Same as `kill`: the child holds nothing that must be saved."""
         self.kill()
@@ -172,10 +186,13 @@ class ChildProcess:
         self.close()
 
     def _exchange(self, live: _Live, payload: Any, timeout_s: float | None) -> Any:
+        if self._abandoned:
+            self.kill()
+            raise ChildDied(-signal.SIGKILL, "")
         try:
             live.jobs.send(payload)
             if not live.results.poll(timeout_s):
-                stderr = live.tail()
+                stderr = live.last_words()
                 self.kill()
                 raise ChildTimeout(timeout_s or 0.0, stderr)
             ok, value = live.results.recv()
@@ -188,13 +205,13 @@ class ChildProcess:
         if ok:
             return value
         if isinstance(value, ChildRaised):
-            value.stderr = live.tail()
+            value.stderr = live.last_words()
         raise value
 
     def _death(self, live: _Live) -> ChildDied:
         with contextlib.suppress(subprocess.TimeoutExpired):
             live.process.wait(2.0)
-        stderr = live.tail()
+        stderr = live.last_words()
         self._live = None
         return ChildDied(live.end(), stderr)
 

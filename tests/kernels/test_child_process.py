@@ -7,6 +7,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -101,6 +102,25 @@ def test_a_child_killed_between_jobs_is_replaced(child: ChildProcess) -> None:
     os.kill(pid, signal.SIGKILL)
     assert wait_until_gone(pid)
     assert child.call(("double", 1), 30) == 2
+
+
+def test_abandoning_from_another_thread_ends_a_call_and_all_later_ones(child: ChildProcess) -> None:
+    child.start()
+    killer = threading.Timer(0.2, child.abandon)
+    killer.start()
+    with pytest.raises(ChildDied, match="SIGKILL"):
+        child.call(("hang",), 30)
+    killer.join()
+    with pytest.raises(ChildDied):
+        child.call(("double", 1))
+    assert child.pid is None
+
+
+def test_error_lines_before_a_long_dump_are_kept(child: ChildProcess) -> None:
+    with pytest.raises(ChildDied) as caught:
+        child.call(("abort", "a.py:1: error: bad layout\n" + "dump\n" * 5000), 30)
+    assert caught.value.stderr.startswith("a.py:1: error: bad layout")
+    assert len(caught.value.stderr) < 5000
 
 
 def test_init_makes_a_job_function_with_state(child: ChildProcess) -> None:

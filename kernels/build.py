@@ -1,0 +1,196 @@
+"""Compile schedules for any GPU with no GPU present, in child processes that a compiler abort cannot take along.
+
+The machine code lands in Triton's own disk cache, so that a later launch on the same machine finds it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import queue
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+
+from kernelwright.errors import BuildFailed, KernelwrightError, OutOfResources
+from kernelwright.kernels import triton_adapter
+from kernelwright.kernels.child_process import ChildDied, ChildProcess, ChildRaised, ChildTimeout
+from kernelwright.kernels.operator import Launch
+from kernelwright.types import DeviceSpec, Schedule, Workload
+
+BUILD_TIMEOUT_S = 60.0
+MOST_THREADS = 1024
+TENSOR_MEMORY_COLUMNS = 512
+
+Planner = Callable[[Workload, Schedule], list[Launch]]
+
+_CHILD_ENV = {"TRITON_INTERPRET": "0", "CUDA_VISIBLE_DEVICES": "", "HIP_VISIBLE_DEVICES": ""}
+"""Compilers must compile whatever the caller does, and have no business on a GPU."""
+
+
+@dataclasses.dataclass(frozen=True)
+class BuildReport:
+    """What the compiler made of a schedule; a schedule of several kernels counts the largest, and adds up spills.
+
+    registers: 32-bit registers of a thread. spills: bytes of local memory of a thread. shared_bytes: of a block.
+    seconds: time in the compiler, next to nothing for what its cache holds.
+    artifact: text or machine code by "<kernel>.<stage>", such as "matmul_pointer.ptx"; empty unless it was asked for.
+    """
+
+    registers: int
+    spills: int
+    shared_bytes: int
+    seconds: float
+    artifact: dict[str, str | bytes]
+
+
+@dataclasses.dataclass(frozen=True)
+class BuildJob:
+    """What a child is asked to build; planner names a Planner as "module:function"."""
+
+    workload: Workload
+    schedule: Schedule
+    device: DeviceSpec
+    planner: str
+    keep_artifact: bool
+
+
+def build(workload: Workload, schedule: Schedule, device: DeviceSpec) -> BuildReport:
+    """Compile one schedule, in a child process, and keep every stage as artifact.
+
+    Raises OutOfResources when it needs more than the device has, BuildFailed when the compiler refuses it, dies on it
+    or takes longer than BUILD_TIMEOUT_S, MissingDependency without torch and triton.
+    """
+    with BuildPool(1) as pool:
+        return pool.build(workload, schedule, device, keep_artifact=True)
+
+
+class BuildPool:
+    """Child processes that compile in parallel. A child that dies or takes too long is replaced.
+
+    workers: how many. timeout_s: the most that one schedule may take. planner: for tests; what makes the launches.
+    """
+
+    def __init__(
+        self,
+        workers: int,
+        *,
+        timeout_s: float = BUILD_TIMEOUT_S,
+        planner: str = "kernelwright.kernels.build:plan_on_meta",
+    ) -> None:
+        triton_adapter.require_triton()
+        self._timeout_s, self._planner = timeout_s, planner
+        self._children = [ChildProcess(f"{__name__}:build_here", env=_CHILD_ENV) for _ in range(workers)]
+        self._idle: queue.SimpleQueue[ChildProcess] = queue.SimpleQueue()
+        for child in self._children:
+            self._idle.put(child)
+        self._threads = ThreadPoolExecutor(workers, "kernelwright-build")
+
+    def build(
+        self, workload: Workload, schedule: Schedule, device: DeviceSpec, *, keep_artifact: bool = False
+    ) -> BuildReport:
+        """Compile one schedule and wait for it; the errors of the function `build`."""
+        job = BuildJob(workload, schedule, device, self._planner, keep_artifact)
+        return self._threads.submit(self._run, job).result()
+
+    def build_all(
+        self, workload: Workload, schedules: Sequence[Schedule], device: DeviceSpec
+    ) -> Iterator[tuple[Schedule, BuildReport | Exception]]:
+        """Each schedule with its report, or the error that `build` would raise, as they finish.
+
+        Compiling goes on while the caller works; closing the iterator drops what has not been started.
+        """
+        futures: dict[Future[BuildReport], Schedule] = {}
+        for schedule in schedules:
+            job = BuildJob(workload, schedule, device, self._planner, False)
+            futures[self._threads.submit(self._run, job)] = schedule
+        try:
+            for future in as_completed(futures):
+                error = future.exception()
+                yield futures[future], error if isinstance(error, Exception) else future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+
+    def close(self) -> None:
+        """Drop what is waiting and end the children; closing twice is harmless."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        for child in self._children:
+            child.abandon()
+        self._threads.shutdown(wait=True)
+        for child in self._children:
+            child.close()
+
+    def __enter__(self) -> BuildPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _run(self, job: BuildJob) -> BuildReport:
+        child = self._idle.get()
+        try:
+            report: BuildReport = child.call(job, self._timeout_s)
+            return report
+        except ChildTimeout as error:
+            raise BuildFailed(f"the compiler was stopped after {error.timeout_s:g} s on {job.schedule}") from None
+        except ChildDied as error:
+            raise BuildFailed(f"the compiler died on {job.schedule}: {error}") from None
+        except ChildRaised as error:
+            raise BuildFailed(f"{error}\n{error.stderr}".strip()) from None
+        finally:
+            self._idle.put(child)
+
+
+def plan_on_meta(workload: Workload, schedule: Schedule) -> list[Launch]:
+    """The launches of a schedule on tensors that have shapes and no data."""
+    from kernelwright.kernels import get_operator
+
+    operator = get_operator(workload.operator)
+    operator.validate(workload)
+    inputs = operator.make_inputs(workload, 0, "meta")
+    return operator.plan(workload, schedule, inputs, operator.empty_output(workload, "meta"))
+
+
+def build_here(job: BuildJob) -> BuildReport:
+    """Build in this process, which must be a child: Triton's driver is replaced, and the compiler may abort."""
+    module, _, name = job.planner.partition(":")
+    planner: Planner = getattr(importlib.import_module(module), name)
+    with triton_adapter.targeting(job.device):
+        launches = planner(job.workload, job.schedule)
+        started = time.monotonic()
+        try:
+            compiled = [triton_adapter.compile_launch(launch) for launch in launches]
+        except KernelwrightError:
+            raise
+        except Exception as error:
+            if type(error).__name__ == "OutOfResources":
+                raise OutOfResources(f"{error} (building for {job.device.name})") from error
+            raise
+        seconds = time.monotonic() - started
+    for kernel in compiled:
+        _check_limits(kernel, job.device)
+    usage = [triton_adapter.registers_and_spills(kernel) for kernel in compiled]
+    artifact: dict[str, str | bytes] = {}
+    for kernel in compiled if job.keep_artifact else ():
+        artifact.update({f"{kernel.name}.{stage}": x for stage, x in triton_adapter.assembly_of(kernel).items()})
+    return BuildReport(
+        registers=max((registers for registers, _ in usage), default=0),
+        spills=sum(spills for _, spills in usage),
+        shared_bytes=max(map(triton_adapter.shared_bytes, compiled), default=0),
+        seconds=seconds,
+        artifact=artifact,
+    )
+
+
+def _check_limits(kernel: object, device: DeviceSpec) -> None:
+    """OutOfResources, with what is needed and what there is."""
+    for needed, limit, what in (
+        (triton_adapter.shared_bytes(kernel), device.shared_memory_bytes, "bytes of shared memory"),
+        (triton_adapter.threads(kernel), MOST_THREADS, "threads in a block"),
+        (triton_adapter.tensor_memory_columns(kernel), TENSOR_MEMORY_COLUMNS, "columns of tensor memory"),
+    ):
+        if needed > limit:
+            raise OutOfResources(
+                f"the kernel needs {needed} {what}, {device.name} has {limit}; use smaller tiles or fewer stages"
+            )

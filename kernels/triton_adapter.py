@@ -1,0 +1,188 @@
+"""Triton and torch as installed here: the one place that knows how their versions differ.
+
+Works with triton 3.6 and 3.7. What needs neither (the toolchain's names) imports neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from kernelwright.errors import MissingDependency
+from kernelwright.kernels.device import gpu_count, present_device
+from kernelwright.kernels.operator import Launch
+from kernelwright.types import DeviceSpec, Toolchain
+
+NONE = "none"
+"""Stands in a toolchain for a part that is not installed."""
+
+_DRIVER_FILE = Path("/proc/driver/nvidia/version")
+
+
+class StubDriver:
+    """Stands in for a GPU driver so that Triton compiles for a target that is not in this machine."""
+
+    def __init__(self, target: Any) -> None:
+        self.target = target
+
+    def get_current_target(self) -> Any:
+        return self.target
+
+    def get_current_device(self) -> str:
+        # Triton keeps compiled kernels by device, and a kernel of one target is of no use to another.
+        return f"{self.target.backend}:{self.target.arch}"
+
+    def set_current_device(self, device: Any) -> None:
+        """There is nothing to set."""
+
+    def get_current_stream(self, device: Any = None) -> int:
+        return 0
+
+    def get_device_properties(self, device: Any = None) -> dict[str, Any]:
+        return {}
+
+
+def gpu_target(device: DeviceSpec) -> Any:
+    """Triton's GPUTarget for a device."""
+    from triton.backends.compiler import GPUTarget
+
+    if device.vendor == "amd":
+        return GPUTarget("hip", device.architecture, device.warp_size)
+    return GPUTarget("cuda", int(device.architecture.removeprefix("sm_")), device.warp_size)
+
+
+@contextlib.contextmanager
+def targeting(device: DeviceSpec) -> Iterator[None]:
+    """Inside, Triton compiles for `device` and nothing can be launched. For child processes: it is global state."""
+    from triton.runtime import driver
+
+    driver.set_active(StubDriver(gpu_target(device)))
+    try:
+        yield
+    finally:
+        driver.set_active(None)
+
+
+def compile_launch(launch: Launch) -> Any:
+    """Triton's CompiledKernel for one launch, into Triton's disk cache, without running it."""
+    kernel, grid, args, options = launch
+    compiled = kernel.warmup(*args, grid=grid, **options)
+    # The function itself would keep every version ever compiled.
+    kernel.device_caches.clear()
+    return compiled
+
+
+def shared_bytes(compiled: Any) -> int:
+    """Bytes of shared memory that a block of a compiled kernel needs."""
+    return int(compiled.metadata.shared)
+
+
+def threads(compiled: Any) -> int:
+    """Threads of a block of a compiled kernel."""
+    return int(compiled.metadata.num_warps) * int(compiled.metadata.target.warp_size)
+
+
+def tensor_memory_columns(compiled: Any) -> int:
+    """Columns of Blackwell's tensor memory that a block of a compiled kernel needs."""
+    return int(getattr(compiled.metadata, "tmem_size", None) or 0)
+
+
+def registers_and_spills(compiled: Any) -> tuple[int, int]:
+    """(32-bit registers, bytes of local memory) of a thread of a compiled kernel, without a GPU."""
+    if "cubin" in compiled.asm:
+        return _of_cubin(compiled.asm["cubin"])
+    return _of_amdgcn(compiled.asm["amdgcn"])
+
+
+def _of_cubin(cubin: bytes) -> tuple[int, int]:
+    from triton import knobs
+
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        command = [knobs.nvidia.cuobjdump.path, "-res-usage", file.name]
+        words = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    usage = [dict(re.findall(r"(REG|STACK|LOCAL):(\d+)", line)) for line in words.splitlines() if "REG:" in line]
+    registers = max((int(entry["REG"]) for entry in usage), default=0)
+    return registers, max((int(entry["STACK"]) + int(entry["LOCAL"]) for entry in usage), default=0)
+
+
+def _of_amdgcn(assembly: str) -> tuple[int, int]:
+    def most(name: str) -> int:
+        return max(map(int, re.findall(rf"^\s*\.{name}:\s*(\d+)", assembly, re.MULTILINE)), default=0)
+
+    return most("vgpr_count"), most("private_segment_fixed_size")
+
+
+def assembly_of(compiled: Any) -> dict[str, str | bytes]:
+    """Every stage of a compiled kernel: ttir, ttgir, llir, ptx and cubin, or amdgcn and hsaco."""
+    return {stage: compiled.asm[stage] for stage in compiled.asm}
+
+
+def current_toolchain(timer: int, architecture: str | None = None) -> Toolchain:
+    """The software here. timer: version of the timing protocol. architecture: the target; None means the GPU here.
+
+    Parts that are not installed are "none".
+    """
+    if architecture is None:
+        architecture = present_device().architecture if gpu_count() else "sm_90"
+    return Toolchain(
+        triton=_version("triton", "__init__.py"),
+        torch=_version("torch", "version.py"),
+        driver=_driver_version(),
+        compiler=_compiler(architecture),
+        timer=timer,
+    )
+
+
+def require_triton() -> None:
+    """MissingDependency when torch or triton is not installed."""
+    missing = [name for name in ("torch", "triton") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise MissingDependency(
+            f"building kernels needs {' and '.join(missing)}; install them with: pip install 'kernelwright[torch]'"
+        )
+
+
+def _version(package: str, file: str) -> str:
+    """The version that a package's source states; importing torch for it would take seconds."""
+    found = importlib.util.find_spec(package)
+    if found is None or not found.submodule_search_locations:
+        return NONE
+    text = (Path(found.submodule_search_locations[0]) / file).read_text(encoding="utf-8")
+    match = re.search(r"^__version__ = ['\"](.+?)['\"]", text, re.MULTILINE)
+    return match[1] if match else "unknown"
+
+
+def _driver_version() -> str:
+    """NVIDIA's kernel driver ("580.65.06"), ROCm's version where torch is built for it, or "none"."""
+    if _DRIVER_FILE.exists():
+        match = re.search(r"Kernel Module.*?(\d+\.\d+(?:\.\d+)?)", _DRIVER_FILE.read_text())
+        return match[1] if match else "unknown"
+    if gpu_count():
+        torch = importlib.import_module("torch")
+        return f"rocm {torch.version.hip}" if torch.version.hip else f"cuda {torch._C._cuda_getDriverVersion()}"
+    return NONE
+
+
+@functools.cache
+def _compiler(architecture: str) -> str:
+    """What makes the machine code: "ptxas 12.8.93", or the LLVM inside triton for AMD."""
+    if importlib.util.find_spec("triton") is None:
+        return NONE
+    if architecture.startswith("gfx"):
+        return f"llvm of triton {_version('triton', '__init__.py')}"
+    knobs = importlib.import_module("triton.knobs")
+    blackwell = int(architecture.removeprefix("sm_")) >= 100
+    tool = knobs.nvidia.ptxas_blackwell if blackwell else knobs.nvidia.ptxas
+    words = subprocess.run([tool.path, "--version"], capture_output=True, text=True, check=True).stdout
+    match = re.search(r"V(\d+(?:\.\d+)+)", words)
+    return f"ptxas {match[1]}" if match else "ptxas unknown"

@@ -1,0 +1,117 @@
+"""Building without a GPU: resources of good kernels, and every failure told and survived."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kernelwright.errors import BuildFailed, MissingDependency, OutOfResources
+from kernelwright.kernels import get_operator, triton_adapter
+from kernelwright.kernels.build import BuildPool, BuildReport, build
+from kernelwright.kernels.device import named_device
+from kernelwright.kernels.matmul.workload import matmul_workload
+from kernelwright.types import FrozenMap, Schedule, Workload
+
+BAD = Path(__file__).parents[1] / "assets" / "bad_templates"
+H100 = named_device("h100")
+ANY_WORKLOAD = Workload("planted", FrozenMap({"N": 1}), FrozenMap({"x": "fp16"}))
+
+
+def fault(name: str) -> Schedule:
+    return Schedule("planted", FrozenMap({"fault": name}))
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BuildPool]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(BAD)
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        with BuildPool(1, timeout_s=20.0, planner="kw_bad_template:plan") as pool:
+            yield pool
+
+
+def test_resources_of_several_kernels_are_put_together(pool: BuildPool) -> None:
+    one = pool.build(ANY_WORKLOAD, fault("none"), H100)
+    two = pool.build(ANY_WORKLOAD, fault("two_kernels"), H100, keep_artifact=True)
+    assert one.shared_bytes < two.shared_bytes
+    assert 0 < one.registers < two.registers <= 255
+    assert (one.artifact, two.spills) == ({}, 0)
+    assert {"copy_tile.cubin", "matmul_tile.cubin", "matmul_tile.ptx"} <= set(two.artifact)
+    assert ".target sm_90a" in str(two.artifact["matmul_tile.ptx"])
+
+
+def test_one_child_builds_for_several_targets(pool: BuildPool) -> None:
+    amd = pool.build(ANY_WORKLOAD, fault("two_kernels"), named_device("mi300x"), keep_artifact=True)
+    old = pool.build(ANY_WORKLOAD, fault("two_kernels"), named_device("a100"), keep_artifact=True)
+    assert "gfx942" in str(amd.artifact["matmul_tile.amdgcn"])
+    assert amd.registers > 8
+    assert ".target sm_80" in str(old.artifact["matmul_tile.ptx"])
+
+
+def test_more_shared_memory_than_the_device_has(pool: BuildPool) -> None:
+    with pytest.raises(OutOfResources, match=r"needs \d+ bytes of shared memory, NVIDIA L4 has 101376"):
+        pool.build(ANY_WORKLOAD, fault("shared_memory"), named_device("l4"))
+    assert pool.build(ANY_WORKLOAD, fault("shared_memory"), H100).shared_bytes > 101376
+
+
+def test_more_threads_than_a_block_may_have(pool: BuildPool) -> None:
+    with pytest.raises(BuildFailed):
+        pool.build(ANY_WORKLOAD, fault("threads"), H100)
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("abort", r"died on planted\(fault=abort\).*SIGABRT.*UNREACHABLE executed at Lowering.cpp:42"),
+        ("raise", r"ValueError: no tile fits"),
+        ("syntax", r"SyntaxError.*kw_bad_syntax"),
+        ("code", r"CompilationError.*at \d+:\d+"),
+    ],
+)
+def test_failures_are_told_and_survived(pool: BuildPool, name: str, words: str) -> None:
+    with pytest.raises(BuildFailed, match=f"(?s){words}"):
+        pool.build(ANY_WORKLOAD, fault(name), H100)
+    assert pool.build(ANY_WORKLOAD, fault("none"), H100).registers > 0
+
+
+def test_results_come_as_they_finish_each_once(pool: BuildPool) -> None:
+    wanted = {"raise": BuildFailed, "none": BuildReport, "code": BuildFailed, "two_kernels": BuildReport}
+    outcomes = list(pool.build_all(ANY_WORKLOAD, [fault(name) for name in wanted], H100))
+    assert len(outcomes) == len(wanted)
+    assert {schedule.knobs["fault"]: type(outcome) for schedule, outcome in outcomes} == wanted
+
+
+def test_closing_the_iterator_drops_the_rest(pool: BuildPool) -> None:
+    results = pool.build_all(ANY_WORKLOAD, [fault("none"), *[fault("abort")] * 50], H100)
+    assert isinstance(next(results)[1], BuildReport)
+    results.close()  # type: ignore[attr-defined]
+    assert pool.build(ANY_WORKLOAD, fault("none"), H100).registers > 0
+
+
+def test_a_compiler_that_hangs_is_stopped_by_the_clock_or_by_closing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(BAD)
+    pool = BuildPool(1, timeout_s=0.5, planner="kw_bad_template:plan")
+    with pytest.raises(BuildFailed, match=r"stopped after 0.5 s on planted\(fault=hang\)"):
+        pool.build(ANY_WORKLOAD, fault("hang"), H100)
+    results = pool.build_all(ANY_WORKLOAD, [fault("hang")] * 50, H100)
+    assert isinstance(next(results)[1], BuildFailed)
+    pool.close()
+    pool.close()
+
+
+def test_a_matmul_is_built_for_a_gpu_that_is_not_here() -> None:
+    workload = matmul_workload(256, 256, 256)
+    operator = get_operator("matmul")
+    schedule = operator.default_schedule(workload, H100)
+    report = build(workload, schedule, H100)
+    assert "matmul_pointer.cubin" in report.artifact
+    assert 0 < report.shared_bytes <= H100.shared_memory_bytes
+    assert report.seconds > 0
+
+
+def test_without_triton_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_adapter.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(MissingDependency, match=r"needs torch and triton.*kernelwright\[torch\]"):
+        BuildPool(1)

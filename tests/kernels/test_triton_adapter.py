@@ -1,0 +1,99 @@
+"""What the adapter reads off compiled kernels and installed packages."""
+
+from __future__ import annotations
+
+import re
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import triton
+from triton.runtime import driver
+
+from kernelwright.kernels import triton_adapter
+from kernelwright.kernels.device import named_device
+from kernelwright.kernels.triton_adapter import StubDriver, current_toolchain, gpu_target, targeting
+
+
+def compiled(**asm: Any) -> Any:
+    metadata = types.SimpleNamespace(
+        shared=1024, num_warps=8, target=types.SimpleNamespace(warp_size=64), tmem_size=None
+    )
+    return types.SimpleNamespace(asm=asm, metadata=metadata)
+
+
+AMD_METADATA = """
+    .agpr_count:     16
+    .private_segment_fixed_size: 24
+    .sgpr_count:     32
+    .vgpr_count:     116
+    .vgpr_spill_count: 6
+"""
+
+
+def test_amd_resources_are_read_from_the_assembly() -> None:
+    assert triton_adapter.registers_and_spills(compiled(amdgcn=AMD_METADATA)) == (116, 24)
+
+
+def test_nvidia_resources_are_read_from_what_cuobjdump_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tool = tmp_path / "cuobjdump"
+    usage = " Function matmul:\n  REG:168 STACK:40 SHARED:0 LOCAL:8 CONSTANT[0]:600 TEXTURE:0\n"
+    tool.write_text(f"#!/bin/sh\necho release 12.8\ntest -s $2 && printf '%s' '{usage}' || true\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("TRITON_CUOBJDUMP_PATH", str(tool))
+    assert triton_adapter.registers_and_spills(compiled(cubin=b"machine code")) == (168, 48)
+
+
+def test_limits_of_a_block() -> None:
+    kernel = compiled()
+    assert triton_adapter.shared_bytes(kernel) == 1024
+    assert triton_adapter.threads(kernel) == 512
+    assert triton_adapter.tensor_memory_columns(kernel) == 0
+
+
+@pytest.mark.parametrize(
+    ("slug", "target"),
+    [("h100", ("cuda", 90, 32)), ("rtx5090", ("cuda", 120, 32)), ("mi355x", ("hip", "gfx950", 64))],
+)
+def test_targets(slug: str, target: tuple[object, ...]) -> None:
+    found = gpu_target(named_device(slug))
+    assert (found.backend, found.arch, found.warp_size) == target
+
+
+def test_targeting_stands_in_for_the_driver_and_leaves() -> None:
+    with targeting(named_device("h100")):
+        assert isinstance(driver.active, StubDriver)
+        assert driver.active.get_current_target().arch == 90
+        one = driver.active.get_current_device()
+    with targeting(named_device("a100")):
+        assert driver.active.get_current_device() != one
+    assert driver._active is None
+
+
+def test_toolchain_names_what_is_installed() -> None:
+    toolchain = current_toolchain(7, "sm_90")
+    assert (toolchain.triton, toolchain.torch, toolchain.timer) == (triton.__version__, torch.__version__, 7)
+    assert re.fullmatch(r"ptxas \d+\.\d+\.\d+", toolchain.compiler)
+    assert current_toolchain(7, "gfx942").compiler == f"llvm of triton {triton.__version__}"
+    assert current_toolchain(7, "sm_90").key == toolchain.key
+
+
+def test_toolchain_of_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(triton_adapter.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(triton_adapter, "_DRIVER_FILE", Path("/nonexistent"))
+    monkeypatch.setattr(triton_adapter, "gpu_count", lambda: 0)
+    triton_adapter._compiler.cache_clear()
+    found = current_toolchain(1)
+    triton_adapter._compiler.cache_clear()
+    assert {found.triton, found.torch, found.driver, found.compiler} == {"none"}
+
+
+def test_driver_version_is_read_from_the_kernel_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "version"
+    file.write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\nGCC version: 12.2\n"
+    )
+    monkeypatch.setattr(triton_adapter, "_DRIVER_FILE", file)
+    assert current_toolchain(1, "sm_90").driver == "580.65.06"
