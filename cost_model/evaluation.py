@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from kernelwright.cost_model.model import CostModel, Scores, shares, workload_groups
 from kernelwright.cost_model.roofline_model import RooflineModel
-from kernelwright.cost_model.train import DEFAULT_OBJECTIVE, OBJECTIVES, train
+from kernelwright.cost_model.train import DEFAULT_OBJECTIVE, DEFAULT_ROUNDS, OBJECTIVES, train
 from kernelwright.cost_model.xgboost_model import XGBoostModel
 from kernelwright.errors import UsageError
 from kernelwright.types import Trial
@@ -158,6 +158,7 @@ def evaluate_report(
     operator: str = "matmul",
     objectives: Sequence[str] = (DEFAULT_OBJECTIVE,),
     folds: int = 6,
+    rounds: int = DEFAULT_ROUNDS,
     jobs: int | None = None,
 ) -> dict[str, Any]:
     """Learned models, one for each training objective, beside the roofline and random choice; fit for JSON.
@@ -172,7 +173,7 @@ def evaluate_report(
         "roofline": [judge(RooflineModel(operator), group) for group in groups],
     }
     for objective in objectives:
-        results[f"xgboost:{objective}"] = evaluate(kept, _trainer(operator, objective, jobs), operator, folds)
+        results[f"xgboost:{objective}"] = evaluate(kept, _trainer(operator, objective, rounds, jobs), operator, folds)
     return {
         "operator": operator,
         "workloads": len({group[0].workload.key for group in groups}),
@@ -195,22 +196,26 @@ def best_objective(report: Mapping[str, Any]) -> str:
 
 
 def train_best(
-    trials: Iterable[Trial], operator: str = "matmul", folds: int = 6, jobs: int | None = None
+    trials: Iterable[Trial],
+    operator: str = "matmul",
+    folds: int = 6,
+    rounds: int = DEFAULT_ROUNDS,
+    jobs: int | None = None,
 ) -> tuple[XGBoostModel, dict[str, Any]]:
     """A model trained on all trials for the objective that does best on workloads left out, with the report.
 
     The model's metadata holds the figures of its objective under "evaluation".
     """
     kept = list(trials)
-    report = evaluate_report(kept, operator, tuple(OBJECTIVES), folds, jobs)
+    report = evaluate_report(kept, operator, tuple(OBJECTIVES), folds, rounds, jobs)
     objective = best_objective(report)
-    model = train(kept, operator, objective, jobs=jobs)
+    model = train(kept, operator, objective, rounds, jobs)
     model.metadata["evaluation"] = report["models"][f"xgboost:{objective}"]
     return model, report
 
 
-def _trainer(operator: str, objective: str, jobs: int | None) -> MakeModel:
-    return lambda trials: train(trials, operator, objective, jobs=jobs)
+def _trainer(operator: str, objective: str, rounds: int, jobs: int | None) -> MakeModel:
+    return lambda trials: train(trials, operator, objective, rounds, jobs)
 
 
 def _plain(model: str, row: Row) -> dict[str, Any]:

@@ -43,13 +43,14 @@ OBJECTIVES = {
 """By name; `kernelwright.cost_model.evaluation` compares them."""
 
 DEFAULT_OBJECTIVE = "residual"
+DEFAULT_ROUNDS = 300
 
 
 def train(
     trials: Iterable[Trial],
     operator: str = "matmul",
     objective: str = DEFAULT_OBJECTIVE,
-    rounds: int = 300,
+    rounds: int = DEFAULT_ROUNDS,
     jobs: int | None = None,
 ) -> XGBoostModel:
     """A model trained on trials of one operator, failures included; vendor calls and other operators are left out.

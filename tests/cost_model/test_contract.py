@@ -81,6 +81,14 @@ def test_a_file_of_another_kind_is_refused(model: CostModel, tmp_path: Path) -> 
         other.load(path)
 
 
+def test_a_file_for_another_operator_is_refused(model: CostModel, tmp_path: Path) -> None:
+    path = tmp_path / "model.json"
+    model.save(path)
+    assert type(load_model(path, "matmul")) is type(model)
+    with pytest.raises(ModelMismatch, match="must hold a model of conv2d, got matmul"):
+        load_model(path, "conv2d")
+
+
 @pytest.mark.parametrize("text", ["", "[]", "{}", '{"kernelwright_cost_model": 99}'])
 def test_a_file_that_is_no_model_is_refused(text: str, tmp_path: Path) -> None:
     path = tmp_path / "model.json"
