@@ -1,0 +1,129 @@
+"""A recorded H100 that takes no time, a database of its own for each test, and the app served without a socket."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from kernelwright.db import Store
+from kernelwright.kernels import get_operator
+from kernelwright.kernels.device import named_device
+from kernelwright.search import ReplayRunner, open_runner, save_recorded
+from kernelwright.service.app import create_app
+from kernelwright.service.client import Client
+from kernelwright.service.settings import Settings
+from kernelwright.service.workload_args import WorkloadArgs
+from kernelwright.types import DeviceSpec, FrozenMap, Measurement, Schedule, Status, Toolchain, Trial, Workload
+
+TOOLCHAIN = Toolchain(triton="3.7.1", torch="2.13.0", driver="580.1", compiler="ptxas 12.9.86", timer=1)
+
+VENDOR_US = 200.0
+
+
+class AppTransport(httpx.BaseTransport):
+    """Calls an ASGI app in the process; faults come back as the answers that the app gives to them."""
+
+    def __init__(self, app: FastAPI) -> None:
+        self._inner = httpx.ASGITransport(app=app, raise_app_exceptions=False)
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        async def call() -> httpx.Response:
+            answer = await self._inner.handle_async_request(request)
+            return httpx.Response(answer.status_code, headers=answer.headers, content=await answer.aread())
+
+        return asyncio.run(call())
+
+
+def synthetic_trials(workload: Workload, device: DeviceSpec, count: int = 40) -> list[Trial]:
+    """Trials of different schedules, most faster than the vendor call, some failed, in an order drawn once."""
+    operator = get_operator(workload.operator)
+    schedules = operator.space(workload, device).sample(random.Random(7), count)
+    out = []
+    for number, schedule in enumerate(schedules):
+        failed = number % 10 == 9
+        seen = (
+            Measurement(Status.OUT_OF_RESOURCES, message="too much shared memory")
+            if failed
+            else Measurement(Status.OK, 100.0 + 3 * number, error=1e-3, registers=128, spills=0, shared_bytes=65536)
+        )
+        print_of = operator.templates[schedule.template].fingerprint
+        moment = f"2026-01-01T00:00:{number:02d}+00:00"
+        out.append(Trial(workload, device, TOOLCHAIN, schedule, seen, "record", print_of, moment))
+    call = Schedule("vendor", FrozenMap({"call": "torch.mm"}))
+    seen = Measurement(Status.OK, VENDOR_US)
+    out.append(Trial(workload, device, TOOLCHAIN, call, seen, "record", "", "2026-01-01T00:01:00+00:00"))
+    return out
+
+
+@pytest.fixture(scope="session")
+def args() -> WorkloadArgs:
+    return WorkloadArgs("matmul", {"M": 2048, "N": 4096, "K": 4096})
+
+
+@pytest.fixture(scope="session")
+def device() -> DeviceSpec:
+    return named_device("h100")
+
+
+@pytest.fixture(scope="session")
+def trials(args: WorkloadArgs, device: DeviceSpec) -> list[Trial]:
+    return synthetic_trials(args.workload(), device)
+
+
+@pytest.fixture(scope="session")
+def recorded(trials: list[Trial], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("recorded")
+    save_recorded(trials, folder / "h100" / "matmul.parquet")
+    return folder
+
+
+@pytest.fixture
+def runner(trials: list[Trial], device: DeviceSpec) -> ReplayRunner:
+    return ReplayRunner(trials, device)
+
+
+@pytest.fixture
+def db_url(tmp_path: Path) -> str:
+    return f"sqlite:///{tmp_path / 'tuning.db'}"
+
+
+@pytest.fixture
+def store(db_url: str) -> Iterator[Store]:
+    with Store.open(db_url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def settings(db_url: str, recorded: Path) -> Settings:
+    return Settings(db=db_url, recorded=recorded)
+
+
+@pytest.fixture
+def app(settings: Settings) -> Iterator[FastAPI]:
+    made = create_app(settings)
+    yield made
+    made.state.shared.store.close()
+
+
+@pytest.fixture
+def http(app: FastAPI) -> Iterator[httpx.Client]:
+    with httpx.Client(transport=AppTransport(app), base_url="http://test") as client:
+        yield client
+
+
+@pytest.fixture
+def client(app: FastAPI) -> Iterator[Client]:
+    with Client("http://test", transport=AppTransport(app)) as made:
+        yield made
+
+
+@pytest.fixture
+def open_recorded(recorded: Path) -> Callable[[str], Any]:
+    return lambda spec: open_runner(spec, recorded=recorded)
