@@ -1,0 +1,127 @@
+"""The torch.compile backend: torch.compile(model, backend="kernelwright").
+
+Inductor compiles the graph as ever; where the local records say that our kernel is faster on this GPU, a pass puts it
+in. Options of ours, in torch.compile's `options` beside any of Inductor's:
+
+    db        database URL; default KERNELWRIGHT_DB, else the SQLite file in the user's data folder
+    how       kinds of answer that are trusted, of "measured", "stale" and "nearest"; default ("measured",)
+    report    a kernelwright.compiler.report.Report to fill in
+    mode      an Inductor mode, since torch.compile takes `mode` or `options` but not both
+    device    name of the GPU to answer for; default the one that is present
+    devices   torch device types whose products are replaced; default ("cuda",)
+    answers   a function from Workload to Answer, in place of the database
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import logging
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._inductor import config as inductor_config
+from torch._inductor.compile_fx import compile_fx
+from torch._logging._internal import warning_once
+
+from kernelwright.compiler.dispatch import local_answers
+from kernelwright.compiler.passes.replace_matmul import ReplaceMatmul
+from kernelwright.compiler.passes.sequence import joined
+from kernelwright.compiler.report import Report
+from kernelwright.errors import KernelwrightError, UsageError
+from kernelwright.search.answer import Answer
+from kernelwright.types import Workload
+
+TRUSTED = ("measured", "stale", "nearest")
+"""Kinds of answer that come from a measurement, most certain first."""
+
+SLOT = "joint_custom_pre_pass"
+"""Where Inductor runs our pass: on forward and backward together, before it pads unaligned operands."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """Our own options; the module's docstring tells what they mean."""
+
+    db: str | None = None
+    how: tuple[str, ...] = ("measured",)
+    report: Report | None = None
+    mode: str | None = None
+    device: str | None = None
+    devices: tuple[str, ...] = ("cuda",)
+    answers: Callable[[Workload], Answer] | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("how", "devices"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
+        unknown = [how for how in self.how if how not in TRUSTED]
+        if unknown:
+            raise UsageError(f"option how must name some of {', '.join(TRUSTED)}, got {', '.join(unknown)}")
+
+
+def kernelwright(
+    gm: torch.fx.GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> Any:
+    """Compile a graph with Inductor and our kernels. Called by torch.compile; `mode` and `options` are its own.
+
+    Raises UsageError or RuntimeError for options that neither we nor Inductor have. Whatever else goes wrong on our
+    side is logged, and the graph is compiled as Inductor alone would.
+    """
+    ours, patches = split_options(mode, options or {})
+    report = ours.report or Report()
+    report.inductor_options.update(patches)
+    if _has_tensor_on(gm, example_inputs, ours.devices):
+        patches = {**patches, **_with_pass(ours, patches, report)}
+    return compile_fx(gm, example_inputs, config_patches=patches)
+
+
+def split_options(mode: str | None, options: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
+    """Our options, and the Inductor settings that `mode` and the other options stand for."""
+    names = {field.name for field in dataclasses.fields(Options)}
+    ours = Options(**{name: value for name, value in options.items() if name in names})
+    others = {name: value for name, value in options.items() if name not in names}
+    # The wrapper behind backend="inductor" knows the modes and checks names and types of the settings.
+    wrapper = torch._TorchCompileInductorWrapper(mode or ours.mode, others, None)  # type: ignore[no-untyped-call]
+    return ours, dict(wrapper.config)
+
+
+def _with_pass(ours: Options, patches: Mapping[str, Any], report: Report) -> dict[str, Any]:
+    """The Inductor settings that bring our pass in; none at all when there are no answers to be had."""
+    try:
+        answers, state = _answers(ours)
+    except (KernelwrightError, OSError) as error:
+        report.warnings.append(str(error))
+        warning_once(_log, "every product is left to Inductor: %s", error)
+        return {}
+    keep_out_of_cache = ours.report is not None or state is None
+    ours_pass = ReplaceMatmul(
+        answers,
+        how=ours.how,
+        devices=ours.devices,
+        state=None if keep_out_of_cache else state,
+        report=report,
+    )
+    existing = patches[SLOT] if SLOT in patches else getattr(inductor_config, SLOT)
+    return {SLOT: joined(existing, ours_pass), **({"fx_graph_cache": False} if keep_out_of_cache else {})}
+
+
+def _answers(ours: Options) -> tuple[Callable[[Workload], Answer], str | None]:
+    """A source of answers, and what identifies its present state (None where nothing does)."""
+    if ours.answers is not None:
+        return ours.answers, None
+    recorded = local_answers(ours.db or os.environ.get("KERNELWRIGHT_DB"), ours.device)
+    return recorded, recorded.state
+
+
+def _has_tensor_on(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], devices: Sequence[str]) -> bool:
+    tensors = itertools.chain(example_inputs, gm.parameters(), gm.buffers())
+    return any(isinstance(tensor, torch.Tensor) and tensor.device.type in devices for tensor in tensors)

@@ -1,0 +1,80 @@
+"""Where answers come from while a model is compiled: the records of the local database, read once for a graph."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from sqlalchemy import make_url
+
+from kernelwright.db.engine import default_url
+from kernelwright.db.store import Store
+from kernelwright.errors import DatabaseUnavailable
+from kernelwright.kernels.device import named_device, present_device
+from kernelwright.kernels.triton_adapter import current_toolchain
+from kernelwright.search.answer import Answer, find_winner
+from kernelwright.search.timing import TIMER_VERSION
+from kernelwright.types import DeviceSpec, Toolchain, TuningRecord, Workload, digest
+
+
+class RecordedAnswers:
+    """Answers from a list of records, newest first. Remembers what it was asked, since models repeat their layers."""
+
+    def __init__(self, records: Sequence[TuningRecord], device: DeviceSpec, toolchain: Toolchain) -> None:
+        self._records = records
+        self._device = device
+        self._toolchain = toolchain
+        self._by_workload: dict[str, list[TuningRecord]] = defaultdict(list)
+        for record in records:
+            self._by_workload[record.workload.key].append(record)
+        self._answers: dict[Workload, Answer] = {}
+
+    def __call__(self, workload: Workload) -> Answer:
+        """What is fastest for the workload; a miss is an answer too."""
+        if workload not in self._answers:
+            self._answers[workload] = find_winner(workload, self._device, self, toolchain=self._toolchain)
+        return self._answers[workload]
+
+    @property
+    def state(self) -> str:
+        """Digest of all that the answers depend on: equal states give equal answers."""
+        seen = [[record.key, record.schedule.key, record.winner, record.created_at] for record in self._records]
+        return digest([self._device.key, self._toolchain.key, sorted(seen)])
+
+    def find_records(self, workload_key: str, device_key: str) -> list[TuningRecord]:
+        """See `kernelwright.search.answer.Records`."""
+        return [record for record in self._by_workload.get(workload_key, []) if record.device.key == device_key]
+
+    def neighbours(self, workload: Workload, device_key: str, limit: int = 64) -> list[TuningRecord]:
+        """See `kernelwright.search.answer.Records`; all there are, because sorting them out is cheap here."""
+        return [r for r in self._records if r.device.key == device_key and _same_family(r.workload, workload)]
+
+
+def local_answers(url: str | None = None, device: str | None = None) -> RecordedAnswers:
+    """Answers from the database at `url` (None: the user's own) for a GPU by name (None: the present one).
+
+    Raises DatabaseError when it cannot be read or there is none, UnknownDevice where there is no such GPU.
+    """
+    _check_exists(url or default_url())
+    with Store.open(url) as store:
+        spec = present_device(torch.cuda.current_device()) if device is None else named_device(device)
+        records = store.records(operator="matmul", device_key=spec.key, limit=None)
+    return RecordedAnswers(records, spec, current_toolchain(TIMER_VERSION))
+
+
+def _check_exists(url: str) -> None:
+    # Opening would make an empty database, which is not for a compile to do.
+    try:
+        parsed = make_url(url)
+    except Exception:
+        return
+    path = parsed.database
+    if parsed.get_backend_name() == "sqlite" and path and not path.startswith("file:") and not Path(path).exists():
+        raise DatabaseUnavailable(f"there is no database at {path}; fill one by: kernelwright tune")
+
+
+def _same_family(one: Workload, other: Workload) -> bool:
+    names = ("operator", "dtypes", "layouts", "epilogue", "attributes", "error_budget")
+    return one.dims != other.dims and all(getattr(one, name) == getattr(other, name) for name in names)

@@ -1,0 +1,70 @@
+"""From the tensors of a matrix product to the Workload that the records are filed under."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from kernelwright.errors import InvalidWorkload, UnsupportedDtype
+from kernelwright.types import FrozenMap, Workload
+
+DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
+"""Element types that our kernels compute, with their names in a workload."""
+
+TF32_ERROR_BUDGET = 1e-3
+"""Error budget of an fp32 product where torch.set_float32_matmul_precision allows TF32: what TF32 itself makes."""
+
+
+def layout_of(tensor: torch.Tensor) -> str:
+    """ "row", "col", "row:LD" or "col:LD" of a [rows, columns] tensor; InvalidWorkload for any other strides."""
+    (rows, columns), (down, across) = tensor.shape, tensor.stride()
+    if across == 1 and down >= columns:
+        return "row" if down == columns else f"row:{down}"
+    if down == 1 and across >= rows:
+        return "col" if across == rows else f"col:{across}"
+    raise InvalidWorkload(f"one dimension must have unit stride and the other none that overlaps, got {(down, across)}")
+
+
+def workload_of(
+    a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, epilogue: Sequence[str], out_dtype: torch.dtype
+) -> Workload:
+    """The workload of epilogue(a [M, K] @ b [K, N] + bias [N]), written row-major.
+
+    Fake tensors will do. Raises UnsupportedDtype or InvalidWorkload, with the reason, for what has no workload.
+    """
+    if 0 in (*a.shape, *b.shape):
+        raise InvalidWorkload(f"there must be something to multiply, got {tuple(a.shape)} @ {tuple(b.shape)}")
+    _check_types(a, b, bias, out_dtype)
+    name = DTYPE_NAMES[a.dtype]
+    return Workload(
+        "matmul",
+        FrozenMap({"M": a.shape[0], "N": b.shape[1], "K": a.shape[1]}),
+        FrozenMap({"a": name, "b": name, "out": name}),
+        FrozenMap({"a": layout_of(a), "b": layout_of(b), "out": "row"}),
+        tuple(epilogue),
+        error_budget=_error_budget(a.dtype),
+    )
+
+
+def is_static(tensor: torch.Tensor) -> bool:
+    """Whether all sizes and strides are plain numbers; asking anything else of a symbolic one would bind it."""
+    return all(isinstance(size, int) for size in (*tensor.shape, *tensor.stride()))
+
+
+def _check_types(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, out_dtype: torch.dtype) -> None:
+    # A result of another type is left alone: there is no vendor call for it, so no record says which is faster.
+    types = {tensor.dtype for tensor in (a, b, bias) if tensor is not None} | {out_dtype}
+    if len(types) > 1 or a.dtype not in DTYPE_NAMES:
+        got = ", ".join(sorted(str(dtype) for dtype in types))
+        raise UnsupportedDtype(f"operands and result must all be one of {', '.join(DTYPE_NAMES.values())}, got {got}")
+    if bias is not None and (bias.dim() != 1 or bias.stride(0) != 1):
+        raise InvalidWorkload(
+            f"the bias must be a dense vector, got shape {tuple(bias.shape)}, strides {bias.stride()}"
+        )
+
+
+def _error_budget(dtype: torch.dtype) -> float | None:
+    if dtype is not torch.float32 or torch.get_float32_matmul_precision() == "highest":
+        return None
+    return TF32_ERROR_BUDGET

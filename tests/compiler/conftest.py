@@ -1,0 +1,109 @@
+"""Answers that always or never say "ours", and a torch.compile backend that runs our pass without compiling anything."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from functorch.compile import make_boxed_func, min_cut_rematerialization_partition
+from torch._dynamo.backends.common import aot_autograd
+from torch._inductor.decomposition import select_decomp_table
+
+from kernelwright.compiler.passes.replace_matmul import ReplaceMatmul
+from kernelwright.compiler.report import Report
+from kernelwright.kernels.device import named_device
+from kernelwright.search.answer import Answer
+from kernelwright.types import Schedule, Workload
+
+SCHEDULE = Schedule(
+    "pointer",
+    {
+        "block_m": 16,
+        "block_n": 16,
+        "block_k": 16,
+        "num_warps": 4,
+        "num_stages": 2,
+        "group_m": 8,
+        "split_k": 1,
+        "precision": "ieee",
+    },
+)
+
+
+@pytest.fixture(autouse=True)
+def no_compile_trace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest captures every level, which makes torch write down each step of each compile."""
+    monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)
+
+
+class Recorder:
+    """Answers every question in one way, and remembers the questions."""
+
+    def __init__(self, accepts: Callable[[Workload], bool] = lambda workload: True) -> None:
+        self.asked: list[Workload] = []
+        self._accepts = accepts
+
+    def __call__(self, workload: Workload) -> Answer:
+        self.asked.append(workload)
+        choice = "kernel" if self._accepts(workload) else "vendor"
+        return Answer("measured", workload, named_device("h100"), SCHEDULE, choice, 10.0, "torch.mm", 20.0)
+
+
+class Tried:
+    """A model compiled with the pass forced on the CPU: numbers of both, and what the pass reported."""
+
+    def __init__(self, answers: Recorder) -> None:
+        self.answers = answers
+        self.report = Report()
+        self.graphs: list[torch.fx.Graph] = []
+        self._pass = ReplaceMatmul(answers, devices=("cpu",), report=self.report)
+
+    def compile(self, function: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
+        """The function behind AOTAutograd with Inductor's decompositions and our pass, run as it stands."""
+        torch._dynamo.reset()
+        backend = aot_autograd(
+            fw_compiler=lambda graph, _: make_boxed_func(graph.forward),
+            inference_compiler=lambda graph, _: make_boxed_func(self._passed(graph).forward),
+            partition_fn=lambda joint, inputs, **more: min_cut_rematerialization_partition(
+                self._passed(joint), inputs, **more
+            ),
+            decompositions=select_decomp_table(),
+        )
+        compiled: Callable[..., Any] = torch.compile(function, backend=backend, **kwargs)
+        return compiled
+
+    def _passed(self, module: torch.fx.GraphModule) -> torch.fx.GraphModule:
+        self._pass(module.graph)
+        module.graph.lint()
+        module.recompile()
+        self.graphs.append(module.graph)
+        return module
+
+    def epilogues(self) -> list[tuple[str, ...]]:
+        """Epilogues of the products that were replaced, in graph order."""
+        return [decision.workload.epilogue for decision in self.report.replaced if decision.workload is not None]
+
+    def targets(self) -> list[Any]:
+        """What the graphs call."""
+        return [node.target for graph in self.graphs for node in graph.nodes if node.op == "call_function"]
+
+
+@pytest.fixture
+def forced() -> Tried:
+    """Every product is ours."""
+    return Tried(Recorder())
+
+
+@pytest.fixture
+def tried_with() -> Callable[[Callable[[Workload], bool]], Tried]:
+    """Only the workloads that the function accepts are ours."""
+    return lambda accepts: Tried(Recorder(accepts))
+
+
+@pytest.fixture
+def recorder() -> Callable[..., Recorder]:
+    """Makes a source of answers."""
+    return Recorder
