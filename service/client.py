@@ -25,17 +25,15 @@ FINAL_STATES = frozenset({"done", "failed", "cancelled"})
 class Client:
     """Talks to one service. Every method raises ServiceError when it cannot be reached or answers with an error.
 
-    timeout: seconds to wait for one answer. transport: replaces the network, for tests.
+    timeout: seconds to wait for one answer. transport: replaces the network, for tests. UsageError for a URL that is
+    no address of a service.
     """
 
     def __init__(
         self, url: str = DEFAULT_URL, timeout: float = 30.0, transport: httpx.BaseTransport | None = None
     ) -> None:
-        self.url = url.rstrip("/")
-        try:
-            self._http = httpx.Client(base_url=self.url, timeout=timeout, transport=transport)
-        except (httpx.InvalidURL, ValueError) as error:
-            raise ServiceError(f"the service's address must be an http:// URL, got {url!r}: {error}") from error
+        self.url = _checked(url)
+        self._http = httpx.Client(base_url=self.url, timeout=timeout, transport=transport)
 
     def __enter__(self) -> Self:
         return self
@@ -121,6 +119,16 @@ class Client:
             raise ServiceError(
                 f"the service at {self.url} did not answer with a {model.__name__}; is it a kernelwright service?"
             ) from error
+
+
+def _checked(url: str) -> str:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise UsageError(f"the service's address must be a URL such as {DEFAULT_URL}, got {url!r}: {error}") from error
+    if parsed.scheme not in ("http", "https") or not parsed.host:
+        raise UsageError(f"the service's address must be a URL such as {DEFAULT_URL}, got {url!r}")
+    return url.rstrip("/")
 
 
 def _job_of(args: WorkloadArgs, device: str, options: dict[str, Any]) -> JobIn:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -89,9 +90,23 @@ def runner(trials: list[Trial], device: DeviceSpec) -> ReplayRunner:
     return ReplayRunner(trials, device)
 
 
+@pytest.fixture(scope="session")
+def empty_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A new database, made once: running the migrations takes longer than a test."""
+    path = tmp_path_factory.mktemp("empty") / "empty.db"
+    Store.open(f"sqlite:///{path}").close()
+    return path
+
+
 @pytest.fixture
-def db_url(tmp_path: Path) -> str:
-    return f"sqlite:///{tmp_path / 'tuning.db'}"
+def db_url(empty_db: Path, tmp_path: Path) -> str:
+    return f"sqlite:///{shutil.copy(empty_db, tmp_path / 'tuning.db')}"
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spares the import of torch, which looking for GPUs takes."""
+    monkeypatch.setattr("kernelwright.service.catalog.gpu_count", lambda: 0)
 
 
 @pytest.fixture

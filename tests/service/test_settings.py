@@ -24,7 +24,7 @@ def test_environment_is_read_and_given_values_win(monkeypatch: pytest.MonkeyPatc
 
 def test_bad_value_names_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(f"{PREFIX}PORT", "many")
-    with pytest.raises(UsageError, match="KERNELWRIGHT_PORT.*integer.*'many'"):
+    with pytest.raises(UsageError, match=r"KERNELWRIGHT_PORT.*integer.*'many'"):
         load_settings()
 
 
