@@ -22,8 +22,9 @@ def _collect(module: str, found: dict[str, str]) -> None:
         raise ModuleNotFoundError(f"no kernel file {module}")
     text = Path(spec.origin).read_text(encoding="utf-8")
     for node in ast.parse(text).body:
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("kernelwright.") and node.module not in found:
-            _collect(str(node.module), found)
+        name = node.module or "" if isinstance(node, ast.ImportFrom) else ""
+        if name.startswith("kernelwright.") and name not in found:
+            _collect(name, found)
     found[module] = text
 
 

@@ -30,18 +30,31 @@ def uniform_choice(workload: Workload, runner: Runner, count: int, salt: str = "
 
 
 def sweep(
-    workload: Workload, runner: Runner, schedules: Sequence[Schedule], deadline: float | None = None
+    workload: Workload,
+    runner: Runner,
+    schedules: Sequence[Schedule],
+    deadline: float | None = None,
+    *,
+    known: Sequence[Trial] = (),
+    finals: bool = True,
 ) -> Iterator[Trial]:
     """Trials of the schedules as they are measured, then of the FINALISTS best and of the vendor call, timed in turns.
 
     deadline: a reading of `time.monotonic` after which no further schedule is measured; the finals still run.
+    known: earlier trials of this workload that may become finalists too. finals: whether to run them.
     """
-    best: list[tuple[float, Schedule]] = []
+    timed = {t.schedule: t.measurement.median_us for t in known if t.measurement.median_us is not None}
     for schedule, measurement in runner.measure(workload, schedules, deadline):
         yield _trial(workload, runner, schedule, measurement, "record")
         if measurement.median_us is not None:
-            best = sorted([*best, (measurement.median_us, schedule)], key=lambda pair: (pair[0], pair[1].key))[:FINALISTS]
-    finals = runner.finals(workload, [schedule for _, schedule in best])
+            timed[schedule] = measurement.median_us
+    if finals:
+        best = sorted(timed, key=lambda schedule: (timed[schedule], schedule.key))[:FINALISTS]
+        yield from _finals(workload, runner, best)
+
+
+def _finals(workload: Workload, runner: Runner, best: Sequence[Schedule]) -> Iterator[Trial]:
+    finals = runner.finals(workload, best)
     for schedule, measurement in finals.measurements:
         yield _trial(workload, runner, schedule, measurement, "record:final")
     if finals.vendor_us is not None:

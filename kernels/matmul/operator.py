@@ -51,7 +51,15 @@ class MatmulOperator:
 
     def default_schedule(self, workload: Workload, device: DeviceSpec) -> Schedule:
         """A middling schedule of the pointer template, which runs everywhere."""
-        wanted = {"block_m": 64, "block_n": 64, "block_k": 32, "num_warps": 4, "num_stages": 3, "group_m": 8, "split_k": 1}
+        wanted = {
+            "block_m": 64,
+            "block_n": 64,
+            "block_k": 32,
+            "num_warps": 4,
+            "num_stages": 3,
+            "group_m": 8,
+            "split_k": 1,
+        }
         members = self.templates["pointer"].space(workload, device).members
         if not members:
             raise NoWorkingSchedule(f"no schedule of the pointer template is legal for {workload} on {device.name}")

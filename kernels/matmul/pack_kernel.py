@@ -17,7 +17,7 @@ def pack_rows(
 
 
 def packed(tensor):
-    """(view [R, C] of a new buffer with 128-byte rows, the launch that fills it) for a tensor [R, C], unit stride in C."""
+    """(a copy with rows of whole 128-byte lines, the launch that fills it) of a tensor [R, C] with unit stride in C."""
     rows, cols = tensor.shape
     per_line = 128 // tensor.element_size()
     pitch = triton.cdiv(cols, per_line) * per_line

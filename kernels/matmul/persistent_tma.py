@@ -37,9 +37,9 @@ def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) ->
 def _shared(problem: Problem, knobs: Knobs) -> int:
     m, n, k = (number(knobs, name) for name in ("block_m", "block_n", "block_k"))
     ring = (m + n) * k * number(knobs, "num_stages") * element_bytes(problem)
-    # partial results go out from registers; finished tiles pass through shared memory
-    staging = m * n // number(knobs, "subtile") * DTYPES[problem.out_dtype] // 8
-    return ring + (staging if number(knobs, "split_k") == 1 else 0)
+    # a tile passes through shared memory on its way out; a part of a sum does so in fp32
+    bits = DTYPES[problem.out_dtype] if number(knobs, "split_k") == 1 else 32
+    return ring + m * n // number(knobs, "subtile") * bits // 8
 
 
 def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
@@ -49,9 +49,9 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
             return None
         if tiles(problem, knobs) * number(knobs, "split_k") <= device.multiprocessors:
             return "the tiles do not fill the device once"
-        threads_registers = 32 * number(knobs, "num_warps") * per_sm * 160
-        if threads_registers > device.registers:
-            return f"{per_sm} blocks of {knobs['num_warps']} warps need {threads_registers} registers, {device.registers} there"
+        registers = 32 * number(knobs, "num_warps") * per_sm * 160
+        if registers > device.registers:
+            return f"{per_sm} blocks of {knobs['num_warps']} warps need {registers} registers, {device.registers} there"
         total = per_sm * (_shared(problem, knobs) + 1024)
         limit = device.shared_memory_bytes
         return f"{per_sm} blocks need {total} bytes of shared memory, {limit} there" if total > limit else None
@@ -63,7 +63,9 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
 
     def order(knobs: Knobs) -> str | None:
         rows = -(-problem.m // number(knobs, "block_m"))
-        return f"group_m {knobs['group_m']} for {rows} rows of tiles" if number(knobs, "group_m") > max(4, rows) else None
+        return (
+            f"group_m {knobs['group_m']} for {rows} rows of tiles" if number(knobs, "group_m") > max(4, rows) else None
+        )
 
     return [
         tma_constraint(problem, device, ("a", "b")),

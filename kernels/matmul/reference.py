@@ -33,7 +33,7 @@ def finished(product: torch.Tensor, bias: torch.Tensor | None, activation: str) 
 def product_check(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor) -> float:
     """Relative error of product = a @ b by Freivalds' probe: product @ v against a @ (b @ v), without a matrix product.
 
-    a [M, K], b [K, N], product [M, N] in fp64. A library that drops part of the sum is seen here whatever kernel it used.
+    a [M, K], b [K, N], product [M, N] in fp64. A library that drops part of the sum is seen here.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""Template "skinny": few rows of a; the weight on the tensor cores' wide side, split-K in one launch; sm_90 and later."""
+"""Template "skinny": few rows of a, the weight on the tensor cores' wide side, split-K in one launch; from sm_90 on."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ def matmul_reduce_splits(
     inside = (rows[:, None] < M) & (cols[None, :] < N)
     places = rows[:, None] * N + cols[None, :]
     acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for split in tl.static_range(SPLIT_K):
+    for _ in tl.static_range(SPLIT_K):
         acc += tl.load(partial_ptr + places, mask=inside, other=0.0)
         partial_ptr += stride_ps
     acc = finish(acc, bias_ptr, cols, N, HAS_BIAS, ACTIVATION)
@@ -32,7 +32,8 @@ def reduce_launch(partial, bias, out, split_k, activation):
     block_n = max(16, min(256, 2048 // block_m))
     grid = (triton.cdiv(m, block_m), triton.cdiv(n, block_n))
     args = (
-        partial, bias, out, m, n, partial.stride(0), *out.stride(), split_k, bias is not None, activation, block_m, block_n
+        partial, bias, out, m, n, partial.stride(0), *out.stride(),
+        split_k, bias is not None, activation, block_m, block_n,
     )  # fmt: skip
     return matmul_reduce_splits, grid, args, {"num_warps": 4}
 

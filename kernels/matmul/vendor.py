@@ -12,7 +12,7 @@ from kernelwright.kernels.precision import allowed
 from kernelwright.types import Workload
 
 FUSED_BY_VENDOR = {"relu": False, "gelu_tanh": True}
-"""Activations that cuBLASLt does in its own epilogue after a bias, with the use_gelu flag of torch._addmm_activation."""
+"""Activations that cuBLASLt does in its own epilogue after a bias: use_gelu of torch._addmm_activation."""
 
 
 def vendor_call(workload: Workload, problem: Problem, inputs: Inputs) -> tuple[str, Callable[[], Any]] | None:

@@ -1,7 +1,7 @@
 """How a matmul is written as a Workload: dims M, N, K; tensors a [M, K], b [K, N], out [M, N].
 
 A layout is "row" (unit stride in the last dimension), "col" (unit stride in the first), or either with the leading
-stride in elements when rows are not dense: "row:50304". The weight of an nn.Linear, [N, K], used as x @ w.T, is b="col".
+stride in elements when rows are not dense: "row:50304". The weight [N, K] of an nn.Linear, used as x @ w.T, is b="col".
 Epilogue steps, in order: "bias" (a vector of N in the output's dtype), then at most one activation.
 """
 
@@ -144,6 +144,6 @@ def _parse_epilogue(steps: Sequence[str]) -> tuple[bool, str]:
     rest = list(steps[1:] if has_bias else steps)
     if len(rest) > 1 or (rest and rest[0] not in ACTIVATIONS):
         raise InvalidWorkload(
-            f"epilogue must be an optional bias and then at most one of {', '.join(ACTIVATIONS)}; got {', '.join(steps)}"
+            f"epilogue must be an optional bias, then at most one of {', '.join(ACTIVATIONS)}; got {', '.join(steps)}"
         )
     return has_bias, rest[0] if rest else ""

@@ -29,7 +29,9 @@ MATMUL = get_operator("matmul")
     st.sampled_from(sorted(LAYOUTS)),
     st.sampled_from(sorted(NAMED_DEVICES)),
 )
-def test_every_device_has_a_schedule_for_every_shape(m: int, n: int, k: int, dtype: str, layout: str, slug: str) -> None:
+def test_every_device_has_a_schedule_for_every_shape(
+    m: int, n: int, k: int, dtype: str, layout: str, slug: str
+) -> None:
     device = named_device(slug)
     if dtype not in device.peak_tflops and dtype == "bf16":
         return

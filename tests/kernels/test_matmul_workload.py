@@ -29,7 +29,7 @@ def test_fp32_rows_of_four_are_aligned() -> None:
     [
         ({"layout": "xx"}, "layout must be one of nt, nn, tn, tt"),
         ({"m": -1}, "dimension M must be a whole number of 0 or more"),
-        ({"epilogue": ("gelu", "bias")}, "optional bias and then at most one"),
+        ({"epilogue": ("gelu", "bias")}, "optional bias, then at most one"),
         ({"epilogue": ("softmax",)}, "at most one of relu"),
         ({"error_budget": 2.0}, "error_budget must lie between 0 and 1"),
     ],
