@@ -65,6 +65,7 @@ _MATMUL: Mapping[str, Column] = {
     "subtile": lambda g, e: g.subtile,
     "repack": lambda g, e: g.repack,
     "persistent": lambda g, e: g.persistent,
+    "bulk_copies": lambda g, e: g.bulk_copies,
     "swapped": lambda g, e: g.swapped,
     "skinny": lambda g, e: float(min(g.problem.m, g.problem.n) <= 64),
     "log_tiles_m": lambda g, e: _log(g.tiles_m),

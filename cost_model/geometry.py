@@ -21,7 +21,8 @@ Array = npt.NDArray[np.float64]
 TEMPLATES = ("pointer", "persistent_tma", "skinny", "warp_specialized")
 """Templates that have a column of their own; others are described by their knobs alone."""
 
-PERSISTENT = frozenset({"persistent_tma", "warp_specialized"})
+_PERSISTENT = frozenset({"persistent_tma", "warp_specialized"})
+_BULK_COPIES = frozenset({"persistent_tma", "skinny", "warp_specialized"})
 _SWAPPED = frozenset({"skinny"})
 _KNOB_DEFAULTS = {
     "block_m": 64.0,
@@ -33,6 +34,7 @@ _KNOB_DEFAULTS = {
     "split_k": 1.0,
     "subtile": 1.0,
     "repack": 0.0,
+    "blocks_per_sm": 1.0,
 }
 _RATE_NAMES = {"ieee": "fp32", "fp32": "ieee", "fp8e4m3": "fp8", "fp8e5m2": "fp8"}
 _PRECISION_BITS = {"tf32": 32, "ieee": 32, "fp8": 8}
@@ -83,6 +85,7 @@ class Geometry:
     loop. useful: share of the computed products that the result needs. l2_bytes: moved from L2 into shared memory by
     all programs. memory_bytes: moved to and from device memory, with what the grouping of tiles saves.
     accumulator: 32-bit registers a thread holds for the result tile. blocks: blocks resident on a multiprocessor.
+    bulk_copies: 1 where the copy engine (TMA) loads tiles.
     """
 
     problem: Problem
@@ -101,6 +104,7 @@ class Geometry:
     repack: Array
     persistent: Array
     swapped: Array
+    bulk_copies: Array
     peak_tflops: Array
     tiles_m: Array
     tiles_n: Array
@@ -209,7 +213,7 @@ def matmul_geometry(workload: Workload, device: DeviceSpec, schedules: Sequence[
     templates = np.array([s.template for s in schedules], dtype=np.str_)
     default = _default_precision(workload)
     precisions = np.array([s.knobs.get("precision", default) for s in schedules], dtype=np.str_)
-    persistent = np.isin(templates, list(PERSISTENT)).astype(float)
+    persistent = np.isin(templates, list(_PERSISTENT)).astype(float)
     k_tiles = np.maximum(np.ceil(problem.k / knobs["block_k"]), 1)
     shared = _shared_bytes(problem, knobs, persistent)
     accumulator = knobs["block_m"] * knobs["block_n"] / (knobs["num_warps"] * device.warp_size)
@@ -230,13 +234,14 @@ def matmul_geometry(workload: Workload, device: DeviceSpec, schedules: Sequence[
         repack=knobs["repack"],
         persistent=persistent,
         swapped=np.isin(templates, list(_SWAPPED)).astype(float),
+        bulk_copies=np.isin(templates, list(_BULK_COPIES)).astype(float),
         peak_tflops=_rates(device, precisions, default),
         tiles_m=np.maximum(np.ceil(problem.m / knobs["block_m"]), 1),
         tiles_n=np.maximum(np.ceil(problem.n / knobs["block_n"]), 1),
         k_iterations=np.maximum(np.ceil(k_tiles / knobs["split_k"]), 1),
         shared_bytes=shared,
         accumulator=accumulator,
-        blocks=_resident_blocks(device, knobs["num_warps"], shared, accumulator, persistent),
+        blocks=_resident_blocks(device, knobs, shared, accumulator, persistent),
     )
 
 
@@ -277,13 +282,15 @@ def _shared_bytes(problem: Problem, knobs: dict[str, Array], persistent: Array) 
     loads = knobs["num_stages"] * knobs["block_k"]
     operands = loads * (knobs["block_m"] * problem.a_bytes + knobs["block_n"] * problem.b_bytes)
     staged_result = knobs["block_m"] * knobs["block_n"] * problem.out_bytes / knobs["subtile"]
-    return operands + persistent * staged_result
+    return operands + np.where((persistent > 0) & (knobs["split_k"] == 1), staged_result, 0.0)
 
 
-def _resident_blocks(device: DeviceSpec, warps: Array, shared: Array, accumulator: Array, persistent: Array) -> Array:
-    threads = warps * device.warp_size
+def _resident_blocks(
+    device: DeviceSpec, knobs: dict[str, Array], shared: Array, accumulator: Array, persistent: Array
+) -> Array:
+    threads = knobs["num_warps"] * device.warp_size
     by_shared = np.floor(device.shared_memory_bytes / np.maximum(shared, 1024))
     by_registers = np.floor(device.registers / (threads * np.minimum(accumulator + _REGISTERS_BESIDE_ACCUMULATOR, 255)))
     by_threads = np.floor(_THREADS_A_MULTIPROCESSOR / threads)
     blocks = np.clip(np.minimum(np.minimum(by_shared, by_registers), by_threads), 1, 16)
-    return np.where(persistent > 0, 1.0, blocks)
+    return np.where(persistent > 0, knobs["blocks_per_sm"], blocks)

@@ -24,6 +24,9 @@ _LOAD_US = 0.8
 
 _PROLOGUE_US, _EPILOGUE_US = 1.0, 0.7
 _LAUNCH_US = 2.0
+_ARRIVAL_US = 0.7
+"""For the last program of a split to see that it is the last; it then sums the parts without a second launch."""
+
 _SOFT_MAX = 6.0
 _SPILL_SLOWDOWN = 4.0
 _REGISTER_LIMIT = 215.0
@@ -57,7 +60,7 @@ def estimate(g: Geometry) -> Estimate:
     bandwidth = g.device.bandwidth_gbs * 1e3 * _MEMORY_SHARE
     least_bytes = g.problem.operand_bytes + g.problem.result_bytes
     ideal = np.maximum(g.problem.flops / (g.peak_tflops * 1e6), least_bytes / (g.device.bandwidth_gbs * 1e3))
-    pointer_cost = 1 + (1 - g.persistent) * (load_slowdown(g) - 1)
+    pointer_cost = 1 + (1 - g.bulk_copies) * (load_slowdown(g) - 1)
     return Estimate(
         compute=_compute_us(g),
         l2=g.rounds * g.k_iterations * g.iteration_bytes * pointer_cost / _L2_BYTES_US,
@@ -89,10 +92,10 @@ def tile_efficiency(g: Geometry) -> Array:
     columns = np.where(g.swapped > 0, g.tile_m, g.tile_n)
     hopper = g.device.architecture.startswith("sm_90")
     narrow_rows = np.where(rows >= 64, 1.0, 0.6 if hopper else 0.85)
-    shape = columns / (columns + 16) * rows / (rows + 12)
-    depth = g.tile_k / (g.tile_k + 8)
+    shape = columns / (columns + 10) * rows / (rows + 6)
+    depth = g.tile_k / (g.tile_k + 8) * g.stages / (g.stages + 0.35)
     spills = np.where(g.accumulator > _REGISTER_LIMIT, 1 / _SPILL_SLOWDOWN, 1.0)
-    reach = np.where(g.persistent > 0, 1.0, _POINTER_SHARE)
+    reach = np.where(g.bulk_copies > 0, 1.0, _POINTER_SHARE)
     return np.asarray(narrow_rows * shape * depth * spills * reach)
 
 
@@ -124,6 +127,7 @@ def _latency_us(g: Geometry, pointer_cost: Array) -> Array:
 
 
 def _extra_us(g: Geometry, bandwidth: float) -> Array:
-    split = np.where(g.split_k > 1, _LAUNCH_US + g.split_bytes / bandwidth, 0.0)
+    second_pass = np.where(g.swapped > 0, _ARRIVAL_US, _LAUNCH_US)
+    split = np.where(g.split_k > 1, second_pass + g.split_bytes / bandwidth, 0.0)
     repack = np.where(g.repack_bytes > 0, _LAUNCH_US + g.repack_bytes / bandwidth, 0.0)
     return np.asarray(split + repack)
