@@ -1,7 +1,8 @@
 """Search led by a cost model: tries what the model expects to be fast, and corrects the model by what it sees.
 
 The merit of a schedule is the logarithm of the share of the best speed that is expected of it: what the model
-predicts, plus what it got wrong on similar schedules of this workload. So it adapts even to a model that cannot learn.
+predicts, plus what it got wrong on similar schedules of this workload, plus hope where nothing similar was tried. So it
+adapts even to a model that cannot learn, and a model that is right is followed closely.
 """
 
 from __future__ import annotations
@@ -33,6 +34,8 @@ _ACROSS_TEMPLATES = 0.2
 _SPREAD_SCALES = (3.0, 0.75)
 _ERROR_SCALES = (2.0, 1.0)
 _READING_NOISE = 0.05
+_LEAST_ERROR = 0.1
+_HOPE = 0.75
 _REMEMBERED = 256
 
 # The model only compares trials of one search, so any toolchain that is the same for all of them will do.
@@ -114,7 +117,7 @@ class ModelGuidedSearch:
         return self._expected
 
     def _correction(self, expected: FloatArray, best: float) -> FloatArray:
-        """What the model got wrong on similar schedules: the mean of a Gaussian process over its errors."""
+        """What the model got wrong on similar schedules: a Gaussian process over its errors."""
         places = list(self._times)[-_REMEMBERED:]
         shares = np.array([best / self._times[place] for place in places])
         wrong = np.log(np.maximum(shares, FAILED_SHARE)) - expected[places]
@@ -125,11 +128,14 @@ class ModelGuidedSearch:
         return self._interpolate(places, np.full(len(places), math.log(FAILED_SHARE)))
 
     def _interpolate(self, places: list[int], values: FloatArray) -> FloatArray:
+        """The process's mean given values at some members, and hope where it knows little: an upper bound."""
         if not places:
             return np.zeros(len(self._members))
         rows = np.stack([self._similarity(place, _ERROR_SCALES) for place in places])
-        weights = np.linalg.solve(rows[:, places] + _READING_NOISE * np.eye(len(places)), values)
-        return np.asarray(weights @ rows)
+        solved = np.linalg.solve(rows[:, places] + _READING_NOISE * np.eye(len(places)), rows)
+        unknown = np.sqrt(np.maximum(0.0, 1 - (rows * solved).sum(axis=0)))
+        spread = max(_LEAST_ERROR, float(np.std(values)))
+        return np.asarray(values @ solved + _HOPE * spread * unknown)
 
     def _similarity(self, place: int, scales: tuple[float, float]) -> FloatArray:
         """How alike each member is to one of them: 1 for itself, towards 0 for other tiles and other templates."""
