@@ -29,7 +29,7 @@ _TORCH_ACTIVATIONS = {
     "tanh": "torch.tanh(x)",
 }
 
-_HARNESS_IMPORTS = ("import argparse", "import os", "import sys", "import torch", "import triton")
+_HARNESS_IMPORTS = ("import argparse", "import sys", "import torch", "import triton")
 
 
 def render(workload: Workload, schedule: Schedule, provenance: Mapping[str, str] = MappingProxyType({})) -> str:
@@ -214,7 +214,7 @@ def relative_error(found, wanted):
 
 
 def main():
-    interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+    interpreted = triton.knobs.runtime.interpret
     parser = argparse.ArgumentParser(description="Check the kernel against fp64, and time it on a GPU.")
     parser.add_argument("sizes", nargs="*", type=int, metavar="M N K", help="default: those it was made for")
     sizes = parser.parse_args().sizes
