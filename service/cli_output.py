@@ -35,7 +35,7 @@ def print_best(best: BestKernel) -> None:
         ("how known", f"{best.how}: {best.note}" if best.note else best.how),
         ("schedule", _schedule(best)),
         ("expected time", _us(best.expected_us)),
-        ("vendor time", f"{_us(best.vendor_us)} ({best.vendor})" if best.vendor else "no vendor call"),
+        ("vendor time", f"{_us(best.vendor_us)} {best.vendor}".rstrip()),
         ("speedup", "unknown" if best.speedup is None else f"{best.speedup:.3f} x"),
         ("roofline", "unknown" if best.roofline_percent is None else f"{best.roofline_percent:.1f} %"),
     ]

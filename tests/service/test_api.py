@@ -57,7 +57,7 @@ def test_links_lead_on(http: httpx.Client, record: TuningRecord) -> None:
 
 
 def test_dims_may_be_parameters(http: httpx.Client, record: TuningRecord) -> None:
-    typed = {"operator": "matmul", "M": 2048, "N": 4096, "K": 4096, "hardware": "H100"}
+    typed: dict[str, str | int] = {"operator": "matmul", "M": 2048, "N": 4096, "K": 4096, "hardware": "H100"}
     assert http.get("/v1/kernels/best", params=typed).json()["record_id"] == record.key
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from typing import Any
 
 import httpx
 import pytest
@@ -16,11 +18,13 @@ from kernelwright.service.worker import Worker, WorkerOptions
 from kernelwright.service.workload_args import WorkloadArgs
 
 
-def test_submit_wait_and_best(client: Client, store: Store, open_recorded: object, args: WorkloadArgs) -> None:
+def test_submit_wait_and_best(
+    client: Client, store: Store, open_recorded: Callable[[str], Any], args: WorkloadArgs
+) -> None:
     job = client.submit(args, "replay:h100", strategy="random", trials=8, seed=3)
     assert (job.state, job.trials, job.seed) == ("queued", 8, 3)
     seen: list[JobOut] = []
-    thread = threading.Thread(target=Worker(store, WorkerOptions(), open_recorded).run_once)  # type: ignore[arg-type]
+    thread = threading.Thread(target=Worker(store, WorkerOptions(), open_recorded).run_once)
     thread.start()
     done = client.wait(job.id, timeout=30, poll=0.02, on_progress=seen.append)
     thread.join()

@@ -105,8 +105,9 @@ def test_crash_loses_nothing_and_another_worker_goes_on(store: Store, job: Job, 
 
 
 def test_stop_gives_the_job_back(store: Store, job: Job, runner: ReplayRunner) -> None:
+    hooked = Hooked(runner, lambda number: None)
     worker = Worker(store, OPTIONS, lambda spec: hooked)
-    hooked = Hooked(runner, lambda number: worker.stop() if number == 3 else None)
+    hooked.hook = lambda number: worker.stop() if number == 3 else None
     worker.run()
     given_back = now(store, job)
     assert given_back.state is JobState.QUEUED and given_back.worker is None and given_back.attempts == 0
@@ -116,8 +117,8 @@ def test_stop_gives_the_job_back(store: Store, job: Job, runner: ReplayRunner) -
 
 def test_sigterm_stops(store: Store, job: Job, runner: ReplayRunner) -> None:
     before = signal.getsignal(signal.SIGTERM)
-    worker = Worker(store, OPTIONS, lambda spec: hooked)
     hooked = Hooked(runner, lambda number: os.kill(os.getpid(), signal.SIGTERM) if number == 3 else None)
+    worker = Worker(store, OPTIONS, lambda spec: hooked)
     with stopped_by_signals(worker):
         worker.run()
     assert now(store, job).state is JobState.QUEUED
