@@ -282,7 +282,7 @@ def _shared_bytes(problem: Problem, knobs: dict[str, Array], persistent: Array) 
     loads = knobs["num_stages"] * knobs["block_k"]
     operands = loads * (knobs["block_m"] * problem.a_bytes + knobs["block_n"] * problem.b_bytes)
     staged_result = knobs["block_m"] * knobs["block_n"] * problem.out_bytes / knobs["subtile"]
-    return operands + np.where((persistent > 0) & (knobs["split_k"] == 1), staged_result, 0.0)
+    return np.asarray(operands + np.where((persistent > 0) & (knobs["split_k"] == 1), staged_result, 0.0))
 
 
 def _resident_blocks(
@@ -293,4 +293,4 @@ def _resident_blocks(
     by_registers = np.floor(device.registers / (threads * np.minimum(accumulator + _REGISTERS_BESIDE_ACCUMULATOR, 255)))
     by_threads = np.floor(_THREADS_A_MULTIPROCESSOR / threads)
     blocks = np.clip(np.minimum(np.minimum(by_shared, by_registers), by_threads), 1, 16)
-    return np.where(persistent > 0, knobs["blocks_per_sm"], blocks)
+    return np.asarray(np.where(persistent > 0, knobs["blocks_per_sm"], blocks))

@@ -10,7 +10,13 @@ import numpy as np
 
 from kernelwright.cost_model.examples import Examples, examples, within_groups
 from kernelwright.cost_model.features import FEATURE_VERSION, feature_names
-from kernelwright.cost_model.xgboost_model import TrainedTrees, XGBoostModel, common_parameters, import_xgboost
+from kernelwright.cost_model.xgboost_model import (
+    TrainedTrees,
+    XGBoostModel,
+    common_parameters,
+    import_xgboost,
+    one_thread,
+)
 from kernelwright.errors import UsageError
 from kernelwright.types import Trial
 
@@ -84,7 +90,7 @@ def _fit(seen: Examples, operator: str, objective: Objective, rounds: int, jobs:
         parameters["base_score"] = 0.0
     else:
         data.set_info(label=seen.log_shares, weight=seen.weights)
-    return xgboost.train(parameters, data, rounds)
+    return one_thread(xgboost.train(parameters, data, rounds))
 
 
 def _line(seen: Examples, booster: Any, objective: Objective) -> tuple[float, float]:

@@ -152,6 +152,13 @@ def common_parameters(jobs: int | None) -> dict[str, Any]:
     return {"tree_method": "hist", "seed": 0, "nthread": jobs or 0, "verbosity": 0, "max_bin": 128}
 
 
+def one_thread(booster: Any) -> Any:
+    """The booster, set to predict in one thread: a search keeps the other cores busy with compilers, and threads that
+    wait for a busy core make a prediction many times slower."""
+    booster.set_param({"nthread": 1})
+    return booster
+
+
 def _beside(rows: npt.NDArray[np.float32], sums: FloatArray) -> npt.NDArray[np.float32]:
     """What a correction reads: the features and what is predicted so far, so that it can also stretch or turn it."""
     return np.column_stack([rows, sums.astype(np.float32)])
@@ -174,4 +181,4 @@ def _unpack(text: str, path: Path) -> Any:
         raise ModelMismatch(
             f"{path} must hold trees that xgboost {xgboost.__version__} can read, got {error}; train it again"
         ) from error
-    return booster
+    return one_thread(booster)
