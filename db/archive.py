@@ -20,7 +20,7 @@ from typing import IO, Any, cast
 
 from kernelwright.db.engine import session_scope
 from kernelwright.db.record_store import merge_record
-from kernelwright.db.rows import Parts, insert_new, trial_row
+from kernelwright.db.rows import Parts, insert_new, lock_bulk_writers, record_row, trial_row
 from kernelwright.db.store import Store
 from kernelwright.db.tables import TrialRow
 from kernelwright.db.trial_store import PAGE
@@ -66,16 +66,17 @@ def import_archive(store: Store, path: Path) -> Counts:
     path = Path(path)
     parts = Parts()
     for value in _read(path):
-        parts.collect(value)
+        parts.columns(value)
     trials = records = 0
     with session_scope(store.engine, write=True) as session:
+        lock_bulk_writers(session)
         # All parts come first, so that this long transaction never waits for one of a writer that waits for it.
         parts.save(session)
         values = _read(path)
         while page := list(itertools.islice(values, PAGE)):
-            rows = [trial_row(value, None) for value in page if isinstance(value, Trial)]
-            trials += insert_new(session, TrialRow, sorted(rows, key=lambda row: str(row["key"])))
-            records += sum(merge_record(session, value) for value in page if isinstance(value, TuningRecord))
+            trials += insert_new(session, TrialRow, [trial_row(v, parts) for v in page if isinstance(v, Trial)])
+            rows = [record_row(v, parts) for v in page if isinstance(v, TuningRecord)]
+            records += sum(merge_record(session, row) for row in rows)
     return Counts(trials, records)
 
 

@@ -33,7 +33,7 @@ class JobStore:
         """Put a request at the end of the queue."""
         job_id = secrets.token_hex(10)
         parts = Parts()
-        parts.collect_workload(request.workload)
+        parts.add_workload(request.workload)
         with session_scope(self.engine, write=True) as session:
             parts.save(session)
             session.execute(insert(JobRow).values(id=job_id, **_new_row(request, now(session))))

@@ -13,7 +13,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session
 
 from kernelwright.db.engine import session_scope
-from kernelwright.db.rows import Reader, dialect_insert, family, parts_of, record_row
+from kernelwright.db.rows import Parts, Reader, dialect_insert, family, record_row
 from kernelwright.db.tables import RecordRow, WorkloadRow
 from kernelwright.types import TuningRecord, Workload
 
@@ -27,10 +27,12 @@ class RecordStore:
 
     def put_winner(self, record: TuningRecord) -> str:
         """Store a record, in place of one with the same key; returns its id, which is its key."""
+        parts = Parts()
+        row = record_row(record, parts)
         with session_scope(self.engine, write=True) as session:
-            parts_of([record]).save(session)
-            session.execute(_upsert(session, record_row(record)))
-        return record.key
+            parts.save(session)
+            session.execute(_upsert(session, row))
+        return str(row["key"])
 
     def get_record(self, record_id: str) -> TuningRecord | None:
         """The record with this id; None if there is none."""
@@ -83,9 +85,8 @@ class RecordStore:
             return Reader().records(session, session.scalars(query).all())
 
 
-def merge_record(session: Session, record: TuningRecord) -> bool:
-    """Store a record, whose parts are there, unless one with its key is as new; returns whether it was stored."""
-    row = record_row(record)
+def merge_record(session: Session, row: dict[str, Any]) -> bool:
+    """Store the row of a record, unless one with its key is there that is as new; returns whether it was stored."""
     table = cast(Table, RecordRow.__table__)
     statement = _upsert(session, row, table.c.created < row["created"]).returning(table.c.id)
     return session.execute(statement).first() is not None

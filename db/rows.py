@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import datetime
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, Float, Table, func, select
+from sqlalchemy import ColumnElement, Double, Table, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
@@ -24,6 +24,8 @@ from kernelwright.types import (
     digest,
 )
 
+# Any number will do, as long as every release takes the same one.
+_BULK_LOCK = 7_305_808_870
 _PARTS = ("workload", "device", "toolchain")
 
 
@@ -34,22 +36,28 @@ def dialect_insert(session: Session, table: type[Base]) -> sqlite.Insert | postg
 
 
 def insert_new(session: Session, table: type[Base], rows: Sequence[dict[str, Any]]) -> int:
-    """Insert the rows whose unique key is not there yet, and return how many that were.
-
-    Rows come sorted by key, so that two writers never wait for each other in a circle.
-    """
+    """Insert the rows whose unique key is not there yet, in their order, and return how many that were."""
     if not rows:
         return 0
     statement = dialect_insert(session, table).on_conflict_do_nothing()
-    first_column = next(iter(cast(Table, table.__table__).primary_key))
+    (first_column,) = cast(Table, table.__table__).primary_key
     return len(session.execute(statement.returning(first_column), rows).all())
+
+
+def lock_bulk_writers(session: Session) -> None:
+    """Let one transaction at a time insert many trials, or two with the same ones could wait for each other.
+
+    SQLite has one writer anyway.
+    """
+    if session.get_bind().dialect.name == "postgresql":
+        session.execute(select(func.pg_advisory_xact_lock(_BULK_LOCK)))
 
 
 def now(session: Session) -> ColumnElement[float]:
     """Unix seconds by the database's clock, as an SQL expression."""
     if session.get_bind().dialect.name == "postgresql":
-        return func.extract("epoch", func.clock_timestamp()).cast(Float)
-    return (func.julianday("now", type_=Float) - 2440587.5) * 86400.0
+        return func.extract("epoch", func.clock_timestamp()).cast(Double)
+    return (func.julianday("now", type_=Double) - 2440587.5) * 86400.0
 
 
 def iso_from_unix(moment: float) -> str:
@@ -84,18 +92,29 @@ class Parts:
         self._devices: dict[str, DeviceSpec] = {}
         self._toolchains: dict[str, Toolchain] = {}
 
-    def collect(self, owner: Trial | TuningRecord) -> None:
-        """Take in the three parts of a trial or record."""
-        self.collect_workload(owner.workload)
-        self._devices[device_id(owner.device)] = owner.device
-        self._toolchains[owner.toolchain.key] = owner.toolchain
+    def columns(self, owner: Trial | TuningRecord) -> dict[str, Any]:
+        """Take in the parts of a trial or record; returns the columns that name them, and it."""
+        toolchain_key = owner.toolchain.key
+        own_device_id = device_id(owner.device)
+        self._toolchains[toolchain_key] = owner.toolchain
+        self._devices[own_device_id] = owner.device
+        return {
+            "key": owner.key,
+            "workload_key": self.add_workload(owner.workload),
+            "device_id": own_device_id,
+            "device_key": owner.device.key,
+            "toolchain_key": toolchain_key,
+            "operator": owner.workload.operator,
+        }
 
-    def collect_workload(self, workload: Workload) -> None:
-        """Take in a workload."""
-        self._workloads[workload.key] = workload
+    def add_workload(self, workload: Workload) -> str:
+        """Take in a workload; returns its key."""
+        key = workload.key
+        self._workloads[key] = workload
+        return key
 
     def save(self, session: Session) -> None:
-        """Insert what is new."""
+        """Insert what is new, by kind and in the order of the keys, so that no two writers wait in a circle."""
         insert_new(session, WorkloadRow, [_workload_row(key, w) for key, w in sorted(self._workloads.items())])
         devices = [
             {"id": key, "key": d.key, "slug": d.slug, "body": canonical_json(d.to_json())}
@@ -106,34 +125,15 @@ class Parts:
         insert_new(session, ToolchainRow, toolchains)
 
 
-def parts_of(owners: Iterable[Trial | TuningRecord]) -> Parts:
-    """The parts of several trials or records."""
-    parts = Parts()
-    for owner in owners:
-        parts.collect(owner)
-    return parts
-
-
 def _workload_row(key: str, workload: Workload) -> dict[str, Any]:
     body = workload.to_json()
     dims = canonical_json(dict(workload.dims))
     return {"key": key, "operator": workload.operator, "dims": dims, "body": canonical_json(body)}
 
 
-def _columns_of_parts(owner: Trial | TuningRecord) -> dict[str, Any]:
-    return {
-        "key": owner.key,
-        "workload_key": owner.workload.key,
-        "device_id": device_id(owner.device),
-        "device_key": owner.device.key,
-        "toolchain_key": owner.toolchain.key,
-        "operator": owner.workload.operator,
-    }
-
-
-def trial_row(trial: Trial, job_id: str | None) -> dict[str, Any]:
-    """The columns of a trial."""
-    return _columns_of_parts(trial) | {
+def trial_row(trial: Trial, parts: Parts, job_id: str | None = None) -> dict[str, Any]:
+    """The columns of a trial, whose parts go to `parts`."""
+    return parts.columns(trial) | {
         "status": trial.measurement.status.value,
         "median_us": trial.measurement.median_us,
         "schedule": canonical_json(trial.schedule.to_json()),
@@ -145,10 +145,10 @@ def trial_row(trial: Trial, job_id: str | None) -> dict[str, Any]:
     }
 
 
-def record_row(record: TuningRecord) -> dict[str, Any]:
-    """The columns of a record; its body leaves out the parts."""
+def record_row(record: TuningRecord, parts: Parts) -> dict[str, Any]:
+    """The columns of a record, whose parts go to `parts` and not into its body."""
     body = {name: value for name, value in record.to_json().items() if name not in _PARTS}
-    return _columns_of_parts(record) | {
+    return parts.columns(record) | {
         "family": family(record.workload),
         "created": unix_from_iso(record.created_at),
         "body": canonical_json(body),

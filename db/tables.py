@@ -7,7 +7,7 @@ Unix seconds, taken from the database's clock, so that machines with wrong clock
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, ForeignKey, Index, Integer, MetaData, String, Text
+from sqlalchemy import BigInteger, Double, ForeignKey, Index, Integer, MetaData, String, Text
 from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
 
 # SQLite numbers rows by itself only in a column of type INTEGER.
@@ -72,13 +72,13 @@ class JobRow(Base):
     device: Mapped[str] = mapped_column(Text)
     strategy: Mapped[str] = mapped_column(Text)
     trials: Mapped[int | None] = mapped_column(BigInteger)
-    seconds: Mapped[float | None]
+    seconds: Mapped[float | None] = mapped_column(Double)
     seed: Mapped[int] = mapped_column(BigInteger)
     worker: Mapped[str | None] = mapped_column(Text)
     attempts: Mapped[int]
-    heartbeat_at: Mapped[float | None]
-    created_at: Mapped[float]
-    updated_at: Mapped[float]
+    heartbeat_at: Mapped[float | None] = mapped_column(Double)
+    created_at: Mapped[float] = mapped_column(Double)
+    updated_at: Mapped[float] = mapped_column(Double)
     message: Mapped[str] = mapped_column(Text)
     record_id: Mapped[str | None] = mapped_column(Key)
     done: Mapped[int] = mapped_column(BigInteger)
@@ -102,7 +102,7 @@ class TrialRow(Base):
     toolchain_key: Mapped[str] = mapped_column(ForeignKey(ToolchainRow.key))
     operator: Mapped[str] = mapped_column(Text)
     status: Mapped[str] = mapped_column(String(32))
-    median_us: Mapped[float | None]
+    median_us: Mapped[float | None] = mapped_column(Double)
     schedule: Mapped[str] = mapped_column(Text)
     measurement: Mapped[str] = mapped_column(Text)
     origin: Mapped[str] = mapped_column(Text)
@@ -130,5 +130,5 @@ class RecordRow(Base):
     toolchain_key: Mapped[str] = mapped_column(ForeignKey(ToolchainRow.key))
     operator: Mapped[str] = mapped_column(Text)
     family: Mapped[str] = mapped_column(Key)
-    created: Mapped[float]
+    created: Mapped[float] = mapped_column(Double)
     body: Mapped[str] = mapped_column(Text)

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from sqlalchemy import ColumnElement, Engine, exc, func, select
 
 from kernelwright.db.engine import session_scope
-from kernelwright.db.rows import Reader, insert_new, parts_of, trial_row
+from kernelwright.db.rows import Parts, Reader, insert_new, lock_bulk_writers, trial_row
 from kernelwright.db.tables import TrialRow
 from kernelwright.errors import UsageError
 from kernelwright.types import Trial
@@ -33,10 +33,13 @@ class TrialStore:
         return sum(self._add_page(page, job_id) for page in _pages(trials))
 
     def _add_page(self, trials: list[Trial], job_id: str | None) -> int:
-        rows = sorted((trial_row(trial, job_id) for trial in trials), key=lambda row: str(row["key"]))
+        parts = Parts()
+        rows = [trial_row(trial, parts, job_id) for trial in trials]
         try:
             with session_scope(self.engine, write=True) as session:
-                parts_of(trials).save(session)
+                if len(rows) > 1:
+                    lock_bulk_writers(session)
+                parts.save(session)
                 return insert_new(session, TrialRow, rows)
         except exc.IntegrityError as error:
             raise UsageError(f"a trial's job must exist, got {job_id}; submit the job first") from error
