@@ -9,8 +9,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as functional
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kernelwright.compiler.ops import MATMUL
+from kernelwright.compiler.passes.replace_matmul import ReplaceMatmul
+from kernelwright.compiler.report import Report
 from kernelwright.kernels.matmul.reference import activations
 from kernelwright.types import Workload
 
@@ -319,3 +322,24 @@ def test_operator_on_another_device_is_left_alone(forced: Any) -> None:
         forced.compile(torch.mm)(tensor(6, 8), tensor(8, 12))
     assert MATMUL not in forced.targets()
     assert forced.report.decisions[0].reason == "it runs on cpu"
+
+
+def test_identity_follows_the_answers(recorder: Any) -> None:
+    def identity(state: str | None, how: tuple[str, ...] = ("measured",)) -> Any:
+        return ReplaceMatmul(recorder(), state=state, how=how).uuid()
+
+    assert identity("one") == identity("one")
+    assert len({identity("one"), identity("two"), identity("one", ("measured", "stale"))}) == 3
+    assert identity(None) is None
+
+
+def test_an_answer_that_is_not_trusted_changes_nothing(recorder: Any) -> None:
+    module = torch.fx.symbolic_trace(lambda a, b: aten.mm.default(a, b))
+    mode = FakeTensorMode()
+    for node, size in zip(module.graph.nodes, ((6, 8), (8, 12), (6, 12)), strict=False):
+        node.meta["val"] = mode.from_tensor(tensor(*size))
+    report = Report()
+    ReplaceMatmul(recorder(), how=("nearest",), devices=("cpu",), report=report)(module.graph)
+    assert "not trusted" in report.decisions[0].reason
+    ReplaceMatmul(recorder(), how=("measured",), devices=("cpu",), report=report)(module.graph)
+    assert report.decisions[1].replaced
