@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sqlite3
 import threading
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy.orm import Session
 
-from kernelwright.db import JobRequest, Store, engine
+from kernelwright.db import JobRequest, Store, engine, trial_store
+from kernelwright.db.tables import Base
 from kernelwright.errors import DatabaseUnavailable
 from tests.db.children import begin, children, line_of, outputs
 from tests.db.values import matmul, trial
@@ -27,12 +32,27 @@ def test_processes_and_threads_write_at_once_and_lose_nothing(store: Store, url:
     assert len(stored) == 160
 
 
-def test_bulk_writers_with_the_same_trials_do_not_wait_in_a_circle(store: Store) -> None:
-    same = [trial(number, workload=matmul(1 + number % 7)) for number in range(300)]
-    with ThreadPoolExecutor(4) as pool:
-        added = list(pool.map(store.add_trials, [same, same[::-1], same[150:] + same[:150], same]))
-    assert sum(added) == 300
-    assert set(store.trials()) == set(same)
+def test_bulk_writers_with_the_same_trials_do_not_wait_in_a_circle(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each is held half way until the other is half way too, which must not happen."""
+    half_way = threading.Barrier(2)
+    insert_new = trial_store.insert_new
+
+    def insert_slowly(session: Session, table: type[Base], rows: Sequence[dict[str, Any]]) -> int:
+        middle = len(rows) // 2
+        first = insert_new(session, table, rows[:middle])
+        with contextlib.suppress(threading.BrokenBarrierError):
+            half_way.wait(0.3)
+        return first + insert_new(session, table, rows[middle:])
+
+    store.add_trial(trial(100))
+    monkeypatch.setattr(trial_store, "insert_new", insert_slowly)
+    same = [trial(number) for number in range(20)]
+    with ThreadPoolExecutor(2) as pool:
+        assert sorted(pool.map(store.add_trials, [same, same[::-1]])) == [0, 20]
+    assert half_way.broken
+    assert set(store.trials()) == {trial(100), *same}
 
 
 def test_two_processes_never_claim_the_same_job(store: Store, url: str) -> None:
