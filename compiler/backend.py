@@ -30,7 +30,7 @@ from kernelwright.compiler.dispatch import local_answers
 from kernelwright.compiler.passes.replace_matmul import ReplaceMatmul
 from kernelwright.compiler.passes.sequence import joined
 from kernelwright.compiler.report import Report
-from kernelwright.errors import KernelwrightError, UsageError
+from kernelwright.errors import UsageError
 from kernelwright.search.answer import Answer
 from kernelwright.types import Workload
 
@@ -90,7 +90,7 @@ def split_options(mode: str | None, options: Mapping[str, Any]) -> tuple[Options
     ours = Options(**{name: value for name, value in options.items() if name in names})
     others = {name: value for name, value in options.items() if name not in names}
     # The wrapper behind backend="inductor" knows the modes and checks names and types of the settings.
-    wrapper = torch._TorchCompileInductorWrapper(mode or ours.mode, others, None)  # type: ignore[no-untyped-call]
+    wrapper = torch._TorchCompileInductorWrapper(mode or ours.mode, others, None)
     return ours, dict(wrapper.config)
 
 
@@ -98,7 +98,7 @@ def _with_pass(ours: Options, patches: Mapping[str, Any], report: Report) -> dic
     """The Inductor settings that bring our pass in; none at all when there are no answers to be had."""
     try:
         answers, state = _answers(ours)
-    except (KernelwrightError, OSError) as error:
+    except Exception as error:
         report.warnings.append(str(error))
         warning_once(_log, "every product is left to Inductor: %s", error)
         return {}

@@ -143,7 +143,7 @@ def _shape_only(
 
 
 def _defined() -> Any:
-    library: Any = torch.library.Library("kernelwright", "DEF")  # type: ignore[no-untyped-call]
+    library: Any = torch.library.Library("kernelwright", "DEF")
     library.define(
         "matmul(Tensor a, Tensor b, Tensor? bias, str epilogue, str schedule_json, ScalarType out_dtype) -> Tensor",
         tags=(torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag),

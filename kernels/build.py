@@ -9,7 +9,7 @@ import dataclasses
 import importlib
 import queue
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 
 from kernelwright.errors import BuildFailed, KernelwrightError, OutOfResources
@@ -95,7 +95,7 @@ class BuildPool:
 
     def build_all(
         self, workload: Workload, schedules: Sequence[Schedule], device: DeviceSpec
-    ) -> Iterator[tuple[Schedule, BuildReport | Exception]]:
+    ) -> Generator[tuple[Schedule, BuildReport | Exception], None, None]:
         """Each schedule with its report, or the error that `build` would raise, as they finish.
 
         Compiling goes on while the caller works; closing the iterator drops what has not been started.

@@ -34,9 +34,15 @@ class Work:
 class Template(Protocol):
     """One kernel generator of an operator: a kernel file and the space of its knobs."""
 
-    name: str
-    kernel_module: str
-    """Dotted name of the file that holds the Triton code and `plan`; it needs only torch and triton."""
+    @property
+    def name(self) -> str:
+        """What schedules of it name as their template."""
+        ...
+
+    @property
+    def kernel_module(self) -> str:
+        """Dotted name of the file that holds the Triton code and `plan`; it needs only torch and triton."""
+        ...
 
     @property
     def fingerprint(self) -> str:
@@ -56,7 +62,11 @@ class Operator(Protocol):
     """One operator, such as matmul."""
 
     name: str
-    templates: Mapping[str, Template]
+
+    @property
+    def templates(self) -> Mapping[str, Template]:
+        """Its templates by name."""
+        ...
 
     def validate(self, workload: Workload) -> None:
         """Raise InvalidWorkload or UnsupportedDtype, with what was wanted and what came."""

@@ -139,7 +139,7 @@ def _final_effort(contenders: int) -> Effort:
     return dataclasses.replace(FINAL, rounds=max(9, FINAL.rounds - 2 * max(0, contenders - 5)))
 
 
-def _prepare(loaded: _Loaded, schedule: Schedule) -> tuple[Callable[[], Any], Verdict, dict[str, int]]:
+def _prepare(loaded: _Loaded, schedule: Schedule) -> tuple[Callable[[], Any], Verdict, dict[str, Any]]:
     """(a call that runs the schedule, how its result compares, registers and so on) after building and one run."""
     import torch
 
@@ -168,7 +168,7 @@ def _check(loaded: _Loaded) -> Verdict:
     return verify(loaded.out, loaded.reference, loaded.operator.tolerance(loaded.workload))
 
 
-def _resources(compiled: list[Any]) -> dict[str, int]:
+def _resources(compiled: list[Any]) -> dict[str, Any]:
     """Most registers and shared bytes of the launches, and all their spills, as the driver tells them."""
     loaded = [kernel for kernel in compiled if kernel is not None]
     if not loaded:
@@ -180,6 +180,6 @@ def _resources(compiled: list[Any]) -> dict[str, int]:
     }
 
 
-def _measured(samples: list[float], verdict: Verdict, resources: dict[str, int]) -> Measurement:
+def _measured(samples: list[float], verdict: Verdict, resources: dict[str, Any]) -> Measurement:
     rounded = tuple(round(sample, 3) for sample in samples[:KEPT_SAMPLES])
     return Measurement(Status.OK, round(median(samples), 3), rounded, float(f"{verdict.error:.3g}"), **resources)

@@ -47,4 +47,4 @@ def product_check(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor) -> fl
     want = rows_times(a, rows_times(b, probe))
     got = rows_times(product, probe)
     scale = want.norm().item()
-    return (got - want).norm().item() / scale if scale else got.norm().item()
+    return float((got - want).norm().item() / scale if scale else got.norm().item())

@@ -46,6 +46,7 @@ def _plain(problem: Problem, inputs: Inputs) -> tuple[str, Callable[[], Any]]:
     if bias is not None and problem.activation in FUSED_BY_VENDOR:
         use_gelu = FUSED_BY_VENDOR[problem.activation]
         return "torch._addmm_activation", lambda: torch._addmm_activation(bias, a, b, use_gelu=use_gelu)
+    product: Callable[[], Any]
     if bias is not None:
         name, product = "torch.addmm", lambda: torch.addmm(bias, a, b)
     else:

@@ -290,7 +290,9 @@ class Measurement(_Value):
         object.__setattr__(self, "status", Status(self.status))
         object.__setattr__(self, "samples_us", tuple(self.samples_us))
         if (self.status is Status.OK) != (self.median_us is not None):
-            raise ValueError(f"median_us must be given exactly when status is ok, got {self.status.value}, {self.median_us}")
+            raise ValueError(
+                f"median_us must be given exactly when status is ok, got {self.status.value}, {self.median_us}"
+            )
 
     @property
     def ok(self) -> bool:
@@ -305,17 +307,9 @@ class Measurement(_Value):
 
 def _nested(cls: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
     out = _known(cls, data)
-    for name, kind in (
-        ("workload", Workload),
-        ("device", DeviceSpec),
-        ("toolchain", Toolchain),
-        ("schedule", Schedule),
-        ("measurement", Measurement),
-        ("runner_up", Schedule),
-    ):
-        if out.get(name) is not None:
-            out[name] = kind.from_json(out[name])
-    return out
+    kinds: dict[str, Any] = {"workload": Workload, "device": DeviceSpec, "toolchain": Toolchain, "schedule": Schedule}
+    kinds |= {"measurement": Measurement, "runner_up": Schedule}
+    return out | {name: kind.from_json(out[name]) for name, kind in kinds.items() if out.get(name) is not None}
 
 
 @dataclasses.dataclass(frozen=True)
