@@ -1,6 +1,6 @@
 """Turn recorded trials (JSON lines, gzip) into the Parquet under recorded/, one file a device and operator.
 
-    python benchmarks/pack_recorded.py a.jsonl.gz b.jsonl.gz
+python benchmarks/pack_recorded.py a.jsonl.gz b.jsonl.gz
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ def main() -> None:
         target = FOLDER / slug / f"{operator}.parquet"
         target.parent.mkdir(parents=True, exist_ok=True)
         save_recorded(list(found.values()), target)
-        print(f"{target.name}: {len(found)} trials of {len({t.workload.key for t in found.values()})} workloads on {slug}")
+        print(
+            f"{target.name}: {len(found)} trials of {len({t.workload.key for t in found.values()})} workloads on {slug}"
+        )
 
 
 if __name__ == "__main__":

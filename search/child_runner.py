@@ -24,6 +24,9 @@ TRIAL_TIMEOUT_S = 20.0
 LOAD_TIMEOUT_S = 60.0
 FINALS_TIMEOUT_S = 60.0
 
+JOBS_A_CHILD = 1500
+"""A child is replaced after so many jobs: compiled kernels stay loaded on the GPU as long as their process lives."""
+
 
 class ChildRunner:
     """Implements `Runner` on a CUDA device of this machine.
@@ -42,6 +45,7 @@ class ChildRunner:
             init={"device_index": device_index, "l2_bytes": self.device.l2_bytes},
         )
         self._current: Workload | None = None
+        self._jobs = 0
 
     def space(self, workload: Workload) -> Space:
         """Every legal schedule of the operator on this device."""
@@ -85,6 +89,9 @@ class ChildRunner:
         if job.workload != self._current or self._child.pid is None:
             timeout_s += LOAD_TIMEOUT_S
         self._current = job.workload
+        self._jobs += 1
+        if self._jobs % JOBS_A_CHILD == 0:
+            self._child.kill()
         try:
             reply: Reply = self._child.call(job, timeout_s)
         except ChildTimeout as error:

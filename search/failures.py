@@ -32,6 +32,8 @@ def poisons_process(error: BaseException) -> bool:
 def classify(error: BaseException) -> Status:
     """The status of a trial that ended with this exception."""
     words = f"{type(error).__name__}: {error}".lower()
+    if isinstance(error, BuildFailed) and "was stopped after" in words:
+        return Status.TIMEOUT
     if poisons_process(error):
         return Status.CRASHED
     if isinstance(error, OutOfResources) or any(sign in words for sign in _RESOURCES) or "outofresources" in words:

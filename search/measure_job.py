@@ -175,7 +175,8 @@ def _resources(compiled: list[Any]) -> dict[str, Any]:
         return {}
     return {
         "registers": max(int(kernel.n_regs) for kernel in loaded),
-        "spills": sum(int(kernel.n_spills) for kernel in loaded),
+        # the driver's figure is divided into 4-byte words by triton
+        "spills": sum(4 * int(kernel.n_spills) for kernel in loaded),
         "shared_bytes": max(int(kernel.metadata.shared) for kernel in loaded),
     }
 

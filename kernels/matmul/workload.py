@@ -11,6 +11,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from kernelwright.errors import InvalidWorkload, UnsupportedDtype
+from kernelwright.kernels.precision import allowed
 from kernelwright.types import DTYPES, Workload
 
 ACTIVATIONS = ("relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh")
@@ -102,6 +103,11 @@ def problem_of(workload: Workload) -> Problem:
     a, b, out = (workload.dtypes[name] for name in ("a", "b", "out"))
     if a != b:
         raise UnsupportedDtype(f"a and b must have one dtype, got {a} and {b}; cast one of them first")
+    if not allowed(a, b, out, workload.error_budget):
+        raise InvalidWorkload(
+            f"no way to compute {out} from {a} operands keeps within an error of {workload.error_budget:g}; "
+            "allow a larger error_budget or a wider result"
+        )
     has_bias, activation = _parse_epilogue(workload.epilogue)
     return Problem(
         m,

@@ -10,11 +10,12 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import hashlib
 import json
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 Scalar = int | float | str | bool
 V = TypeVar("V", bound=Scalar)
@@ -35,13 +36,17 @@ DTYPES: Mapping[str, int] = {
 class FrozenMap(Mapping[str, V]):
     """An immutable, hashable mapping from names to scalars; order of insertion does not matter."""
 
-    __slots__ = ("_items",)
+    __slots__ = ("_hash", "_items")
 
     def __init__(self, items: Mapping[str, V] | None = None) -> None:
         self._items: dict[str, V] = dict(sorted((items or {}).items()))
+        self._hash = hash(tuple(self._items.items()))
 
     def __getitem__(self, name: str) -> V:
         return self._items[name]
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self._items.get(name, default)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._items)
@@ -50,7 +55,7 @@ class FrozenMap(Mapping[str, V]):
         return len(self._items)
 
     def __hash__(self) -> int:
-        return hash(tuple(self._items.items()))
+        return self._hash
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Mapping) and self._items == dict(other)
@@ -97,6 +102,11 @@ class _Value:
 
     _not_in_key: frozenset[str] = frozenset()
 
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Self:
+        """The value that `to_json` wrote; ValueError for unknown fields or values out of range."""
+        return cls(**_nested(cls, data))
+
     def to_json(self) -> dict[str, Any]:
         """A plain dictionary of JSON values; fields equal to their default are left out."""
         out: dict[str, Any] = {}
@@ -106,7 +116,7 @@ class _Value:
                 out[field.name] = _plain(value)
         return out
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """A 20-digit hex digest of the identifying fields, equal in every process and release."""
         return digest({k: v for k, v in self.to_json().items() if k not in self._not_in_key})
@@ -124,6 +134,14 @@ def _known(cls: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
     if unknown:
         raise ValueError(f"{cls.__name__} has no field {', '.join(unknown)}; it has {', '.join(sorted(names))}")
     return dict(data)
+
+
+def _nested(cls: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
+    out = _known(cls, data)
+    for name, kind in _NESTED.items():
+        if out.get(name) is not None:
+            out[name] = kind.from_json(out[name])
+    return out
 
 
 @dataclasses.dataclass(frozen=True)
@@ -159,11 +177,6 @@ class Workload(_Value):
                 raise ValueError(f"dtype of {name} must be one of {', '.join(DTYPES)}, got {dtype!r}")
         if self.error_budget is not None and not 0 < self.error_budget < 1:
             raise ValueError(f"error_budget must lie between 0 and 1, got {self.error_budget!r}")
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Workload:
-        """The workload that `to_json` wrote; ValueError for unknown fields or values out of range."""
-        return cls(**_known(cls, data))
 
     def __str__(self) -> str:
         dims = ",".join(f"{k}={v}" for k, v in self.dims.items())
@@ -206,11 +219,6 @@ class DeviceSpec(_Value):
     def __post_init__(self) -> None:
         _freeze(self, "peak_tflops")
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> DeviceSpec:
-        """The device that `to_json` wrote; ValueError for unknown fields."""
-        return cls(**_known(cls, data))
-
 
 @dataclasses.dataclass(frozen=True)
 class Toolchain(_Value):
@@ -226,11 +234,6 @@ class Toolchain(_Value):
     compiler: str
     timer: int
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Toolchain:
-        """The toolchain that `to_json` wrote; ValueError for unknown fields."""
-        return cls(**_known(cls, data))
-
 
 @dataclasses.dataclass(frozen=True)
 class Schedule(_Value):
@@ -241,11 +244,6 @@ class Schedule(_Value):
 
     def __post_init__(self) -> None:
         _freeze(self, "knobs")
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Schedule:
-        """The schedule that `to_json` wrote; ValueError for unknown fields."""
-        return cls(**_known(cls, data))
 
     def __str__(self) -> str:
         return f"{self.template}({', '.join(f'{k}={v}' for k, v in self.knobs.items())})"
@@ -299,18 +297,6 @@ class Measurement(_Value):
         """Whether the schedule gave right numbers and a time."""
         return self.status is Status.OK
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Measurement:
-        """The measurement that `to_json` wrote; ValueError for unknown fields or an unknown status."""
-        return cls(**_known(cls, data))
-
-
-def _nested(cls: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    out = _known(cls, data)
-    kinds: dict[str, Any] = {"workload": Workload, "device": DeviceSpec, "toolchain": Toolchain, "schedule": Schedule}
-    kinds |= {"measurement": Measurement, "runner_up": Schedule}
-    return out | {name: kind.from_json(out[name]) for name, kind in kinds.items() if out.get(name) is not None}
-
 
 @dataclasses.dataclass(frozen=True)
 class Trial(_Value):
@@ -330,16 +316,11 @@ class Trial(_Value):
     template_fingerprint: str = ""
     measured_at: str = ""
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """Digest of the parts' keys, the fingerprint, the origin and the time of measuring."""
         parts = (self.workload.key, self.device.key, self.toolchain.key, self.schedule.key)
         return digest([*parts, self.template_fingerprint, self.origin, self.measured_at])
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Trial:
-        """The trial that `to_json` wrote; ValueError for unknown fields."""
-        return cls(**_nested(cls, data))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -376,7 +357,7 @@ class TuningRecord(_Value):
         if not self.measurement.ok:
             raise ValueError(f"a record needs a measurement that is ok, got {self.measurement.status.value}")
 
-    @property
+    @functools.cached_property
     def key(self) -> str:
         """Digest of the workload's, device's and toolchain's keys and the template fingerprint."""
         return digest([self.workload.key, self.device.key, self.toolchain.key, self.template_fingerprint])
@@ -394,7 +375,13 @@ class TuningRecord(_Value):
         otherwise "vendor": the library wins ties."""
         return "kernel" if self.speedup is None or self.speedup > 1 + self.noise else "vendor"
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> TuningRecord:
-        """The record that `to_json` wrote; ValueError for unknown fields."""
-        return cls(**_nested(cls, data))
+
+_NESTED: Mapping[str, type[_Value]] = {
+    "workload": Workload,
+    "device": DeviceSpec,
+    "toolchain": Toolchain,
+    "schedule": Schedule,
+    "measurement": Measurement,
+    "runner_up": Schedule,
+}
+"""Fields that hold another of these types, by name."""

@@ -65,3 +65,9 @@ def test_missing_dimension_is_named() -> None:
     base = matmul_workload(8, 8, 8)
     with pytest.raises(InvalidWorkload, match="must be K, M, N"):
         problem_of(Workload("matmul", {"M": 8, "N": 8}, base.dtypes, base.layouts))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("dtype", "out_dtype", "budget"), [("bf16", "bf16", 1e-4), ("fp32", "fp32", 1e-7)])
+def test_a_budget_that_nothing_keeps_is_refused(dtype: str, out_dtype: str, budget: float) -> None:
+    with pytest.raises(InvalidWorkload, match="larger error_budget"):
+        matmul_workload(64, 64, 64, dtype, out_dtype=out_dtype, error_budget=budget)
