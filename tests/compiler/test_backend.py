@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
+from kernelwright.compiler import backend as kernelwright_backend
 from kernelwright.compiler import ops
 from kernelwright.compiler.backend import Options, split_options
 from kernelwright.compiler.backend import kernelwright as backend
@@ -126,6 +127,25 @@ def test_broken_database_is_one_warning_and_no_replacement(tmp_path: Path, caplo
     assert "not a database" in report.warnings[0]
     ours = [r for r in caplog.records if r.name.startswith("kernelwright") and r.levelno >= logging.WARNING]
     assert len(ours) == 1
+
+
+def test_whatever_fails_on_our_side_the_model_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: Any) -> Any:
+        raise ArithmeticError("planted")
+
+    monkeypatch.setattr(kernelwright_backend, "local_answers", fail)
+    report, x, w = Report(), torch.randn(4, 8), torch.randn(8, 4)
+    options = {"devices": ("cpu",), "report": report}
+    torch.testing.assert_close(torch.compile(torch.mm, backend=backend, options=options)(x, w), x @ w)
+    assert report.warnings == ["planted"]
+
+
+def test_a_model_on_the_cpu_asks_for_no_database(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(kernelwright_backend, "local_answers", lambda *args: asked.append(args))
+    x, w = torch.randn(4, 8), torch.randn(8, 4)
+    torch.testing.assert_close(torch.compile(torch.mm, backend=backend)(x, w), x @ w)
+    assert asked == []
 
 
 def test_our_options_are_told_from_inductors() -> None:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as functional
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from kernelwright.compiler.operands import workload_of
 from kernelwright.compiler.ops import MATMUL
 from kernelwright.compiler.passes.replace_matmul import ReplaceMatmul
 from kernelwright.compiler.report import Report
@@ -270,16 +271,22 @@ def test_slower_products_are_left_alone(tried_with: Any) -> None:
     assert "torch.mm" in tried.report.decisions[0].reason
 
 
-def test_tf32_asks_for_another_workload(forced: Any) -> None:
-    args = tensor(6, 8), tensor(8, 12)
-    before = torch.get_float32_matmul_precision()
+@pytest.mark.parametrize("setting", ["legacy", "by backend"])
+def test_tf32_asks_for_another_workload(setting: str) -> None:
+    before = torch.get_float32_matmul_precision(), torch.backends.cuda.matmul.fp32_precision
     try:
-        torch.set_float32_matmul_precision("high")
-        with torch.no_grad():
-            forced.compile(torch.mm)(*args)
+        if setting == "legacy":
+            torch.set_float32_matmul_precision("high")
+        else:
+            torch.backends.cuda.matmul.fp32_precision = "tf32"
+        single, half = (
+            workload_of(tensor(6, 8, dtype=dtype), tensor(8, 12, dtype=dtype), None, (), dtype)
+            for dtype in (torch.float32, torch.float16)
+        )
     finally:
-        torch.set_float32_matmul_precision(before)
-    assert forced.answers.asked[0].error_budget == 1e-3
+        torch.set_float32_matmul_precision(before[0])
+        torch.backends.cuda.matmul.fp32_precision = before[1]
+    assert (single.error_budget, half.error_budget) == (1e-3, None)
 
 
 @pytest.mark.parametrize(

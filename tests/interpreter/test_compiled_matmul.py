@@ -1,0 +1,63 @@
+"""A compiled graph whose products are computed by our real kernels, in triton's interpreter."""
+
+from __future__ import annotations
+
+import json
+import random
+import warnings
+from typing import Any
+
+import pytest
+import torch
+
+from kernelwright.compiler import ops
+from kernelwright.kernels import get_operator
+from kernelwright.kernels.device import named_device
+from kernelwright.search.answer import Answer
+from kernelwright.types import Workload
+
+with warnings.catch_warnings():
+    # Inductor imports parts of torch that torch itself has deprecated.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    from kernelwright.compiler.backend import kernelwright
+
+MATMUL = get_operator("matmul")
+H100 = named_device("h100")
+
+
+@pytest.fixture(autouse=True)
+def kernels_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*args: Any) -> Any:
+        raise AssertionError("a kernel of ours must compute this")
+
+    monkeypatch.setattr(ops, "by_torch", refuse)
+
+
+@pytest.mark.parametrize("template", sorted(MATMUL.templates))
+def test_model_runs_on_our_kernels(template: str) -> None:
+    asked: list[Workload] = []
+
+    def answers(workload: Workload) -> Answer:
+        asked.append(workload)
+        schedule = MATMUL.templates[template].space(workload, H100).sample(random.Random(1), 1)[0]
+        return Answer("measured", workload, H100, schedule, "kernel", 1.0, "torch.addmm", 2.0)
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.GELU(), torch.nn.Linear(96, 64), torch.nn.SiLU())
+    x = torch.randn(2, 32, 64)
+    compiled = torch.compile(model, backend=kernelwright, options={"answers": answers, "devices": ("cpu",)})
+    with torch.no_grad():
+        torch.testing.assert_close(compiled(x), model(x), rtol=1e-4, atol=1e-5)
+    assert [workload.epilogue for workload in asked] == [("bias", "gelu"), ("bias", "silu")]
+
+
+@pytest.mark.parametrize("template", sorted(MATMUL.templates))
+def test_operator_takes_an_operand_cut_from_a_larger_one(template: str) -> None:
+    torch.manual_seed(0)
+    a, b = torch.randn(64, 128)[:, 64:], torch.randn(64, 64).t()
+    workload = ops.workload_of(a, b, None, (), torch.float32)
+    assert workload.layouts["a"] == "row:128"
+    for schedule in MATMUL.templates[template].space(workload, H100).sample(random.Random(2), 2):
+        out = ops.MATMUL(a, b, None, "", json.dumps(schedule.to_json()), torch.float32)
+        torch.testing.assert_close(out, a @ b, rtol=1e-4, atol=1e-4)
