@@ -94,20 +94,28 @@ class BuildPool:
         return self._threads.submit(self._run, job).result()
 
     def build_all(
-        self, workload: Workload, schedules: Sequence[Schedule], device: DeviceSpec
+        self,
+        workload: Workload,
+        schedules: Sequence[Schedule],
+        device: DeviceSpec,
+        deadline: float | None = None,
     ) -> Generator[tuple[Schedule, BuildReport | Exception], None, None]:
         """Each schedule with its report, or the error that `build` would raise, as they finish.
 
-        Compiling goes on while the caller works; closing the iterator drops what has not been started.
+        Compiling goes on while the caller works; closing the iterator drops what has not been started. It ends at the
+        deadline (a reading of `time.monotonic`) without those that are not finished by then.
         """
         futures: dict[Future[BuildReport], Schedule] = {}
         for schedule in schedules:
             job = BuildJob(workload, schedule, device, self._planner, False)
             futures[self._threads.submit(self._run, job)] = schedule
         try:
-            for future in as_completed(futures):
+            left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            for future in as_completed(futures, left):
                 error = future.exception()
                 yield futures[future], error if isinstance(error, Exception) else future.result()
+        except TimeoutError:
+            return
         finally:
             for future in futures:
                 future.cancel()

@@ -20,32 +20,47 @@ from kernelwright.search.runner import Finals
 from kernelwright.search.timing import TIMER_VERSION
 from kernelwright.types import DeviceSpec, Measurement, Schedule, Status, Toolchain, Workload
 
-TRIAL_TIMEOUT_S = 20.0
-LOAD_TIMEOUT_S = 60.0
 FINALS_TIMEOUT_S = 60.0
 
 JOBS_A_CHILD = 1500
 """A child is replaced after so many jobs: compiled kernels stay loaded on the GPU as long as their process lives."""
 
 
+@dataclasses.dataclass(frozen=True)
+class Jobs:
+    """What the child processes run, as "module:function"; how long a trial, and loading its operands, may take."""
+
+    plan: str = "kernelwright.kernels.build:plan_on_meta"
+    start: str = "kernelwright.search.measure_job:start"
+    trial_timeout_s: float = 20.0
+    load_timeout_s: float = 60.0
+
+
 class ChildRunner:
     """Implements `Runner` on a CUDA device of this machine.
 
     seed: what operands are drawn from; None draws a fresh one. compile_workers: child compilers; None takes all cores
-    but one.
+    but one. jobs: for tests, which plant bad ones.
     """
 
-    def __init__(self, device_index: int = 0, *, seed: int | None = None, compile_workers: int | None = None) -> None:
+    def __init__(
+        self,
+        device_index: int = 0,
+        *,
+        seed: int | None = None,
+        compile_workers: int | None = None,
+        jobs: Jobs | None = None,
+    ) -> None:
         self.device: DeviceSpec = present_device(device_index)
         self.toolchain: Toolchain = current_toolchain(TIMER_VERSION)
+        self._jobs = jobs or Jobs()
         self._seed = secrets.randbits(31) if seed is None else seed
-        self._pool = BuildPool(compile_workers or max(1, (os.cpu_count() or 2) - 1))
+        self._pool = BuildPool(compile_workers or max(1, (os.cpu_count() or 2) - 1), planner=self._jobs.plan)
         self._child = ChildProcess(
-            "kernelwright.search.measure_job:start",
-            init={"device_index": device_index, "l2_bytes": self.device.l2_bytes},
+            self._jobs.start, init={"device_index": device_index, "l2_bytes": self.device.l2_bytes}
         )
         self._current: Workload | None = None
-        self._jobs = 0
+        self._calls = 0
 
     def space(self, workload: Workload) -> Space:
         """Every legal schedule of the operator on this device."""
@@ -55,7 +70,7 @@ class ChildRunner:
         self, workload: Workload, schedules: Sequence[Schedule], deadline: float | None = None
     ) -> Iterator[tuple[Schedule, Measurement]]:
         """Measurements as they come: each is timed as soon as it is built, while others still compile."""
-        builds = self._pool.build_all(workload, schedules, self.device)
+        builds = self._pool.build_all(workload, schedules, self.device, deadline)
         try:
             for schedule, outcome in builds:
                 if deadline is not None and time.monotonic() >= deadline:
@@ -81,16 +96,16 @@ class ChildRunner:
     def _one(self, workload: Workload, schedule: Schedule, outcome: BuildReport | Exception) -> Measurement:
         if isinstance(outcome, Exception):
             return failure_of(outcome)
-        measurement = self._call(TrialJob(workload, schedule, self._seed), TRIAL_TIMEOUT_S).measurements[0]
+        measurement = self._call(TrialJob(workload, schedule, self._seed), self._jobs.trial_timeout_s).measurements[0]
         return dataclasses.replace(measurement, compile_s=round(outcome.seconds, 3))
 
     def _call(self, job: TrialJob | FinalsJob, timeout_s: float) -> Reply:
         """The child's reply; a child that died, hung or lost its GPU is replaced and the job counts as failed."""
         if job.workload != self._current or self._child.pid is None:
-            timeout_s += LOAD_TIMEOUT_S
+            timeout_s += self._jobs.load_timeout_s
         self._current = job.workload
-        self._jobs += 1
-        if self._jobs % JOBS_A_CHILD == 0:
+        self._calls += 1
+        if self._calls % JOBS_A_CHILD == 0:
             self._child.kill()
         try:
             reply: Reply = self._child.call(job, timeout_s)

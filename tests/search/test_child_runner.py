@@ -1,0 +1,90 @@
+"""The measuring runner with planted bad schedules: each leaves its trial, and the session goes on."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kernelwright.kernels import get_operator
+from kernelwright.kernels.device import named_device
+from kernelwright.kernels.matmul.operator import TEMPLATES
+from kernelwright.kernels.matmul.workload import matmul_workload
+from kernelwright.search import Budget, Session, child_runner
+from kernelwright.search.child_runner import ChildRunner, Jobs
+from kernelwright.search.exhaustive_search import ExhaustiveSearch
+from kernelwright.types import Measurement, Schedule, Status
+
+WORKLOAD = matmul_workload(128, 128, 256, "fp16")
+EXPECTED = {
+    "none": Status.OK,
+    "abort_in_compiler": Status.BUILD_ERROR,
+    "no_such_syntax": Status.BUILD_ERROR,
+    "wrong": Status.WRONG_RESULT,
+    "unwritten": Status.WRONG_RESULT,
+    "raise": Status.CRASHED,
+    "crash": Status.CRASHED,
+    "hang": Status.TIMEOUT,
+}
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChildRunner]:
+    """A runner that believes in an H100 and whose children plant the template of bad schedules."""
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "assets" / "child_targets")
+    sys.modules.pop("kw_planted", None)
+    import kw_planted
+
+    monkeypatch.setattr(child_runner, "present_device", lambda index: named_device("h100"))
+    kw_planted.plant()
+    jobs = Jobs("kw_planted:plan_in_compiler", "kw_planted:start_fake", trial_timeout_s=2.0, load_timeout_s=0.0)
+    runner = ChildRunner(seed=1, compile_workers=1, jobs=jobs)
+    yield runner
+    runner.close()
+    del TEMPLATES["planted"]
+
+
+def members() -> list[Schedule]:
+    return list(get_operator("matmul").templates["planted"].space(WORKLOAD, named_device("h100")))
+
+
+def test_every_fault_is_a_trial_and_the_session_goes_on(planted: ChildRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    from kernelwright.kernels.space import FiniteSpace
+
+    space = FiniteSpace(members())
+    monkeypatch.setattr(planted, "space", lambda workload: space)
+    session = Session(WORKLOAD, planted, ExhaustiveSearch(space), Budget(trials=len(space)))
+    status = {str(trial.schedule.knobs["fault"]): trial.measurement.status for trial in session}
+    assert status == EXPECTED
+    assert session.record.schedule.knobs["fault"] == "none"
+    assert session.record.trials == len(EXPECTED)
+
+
+def test_failures_say_what_happened(planted: ChildRunner) -> None:
+    wanted = {"crash": "SIGSEGV", "hang": "no result after 2 s", "raise": "planted", "abort_in_compiler": "SIGABRT"}
+    chosen = [schedule for schedule in members() if schedule.knobs["fault"] in wanted]
+    for schedule, measurement in planted.measure(WORKLOAD, chosen):
+        assert wanted[str(schedule.knobs["fault"])] in measurement.message
+
+
+def test_a_finalist_that_kills_the_child_fails_the_round(planted: ChildRunner) -> None:
+    crash, fine = (next(s for s in members() if s.knobs["fault"] == name) for name in ("crash", "none"))
+    together = planted.finals(WORKLOAD, [crash, fine])
+    assert [measurement.status for _, measurement in together.measurements] == [Status.CRASHED, Status.CRASHED]
+    alone = planted.finals(WORKLOAD, [fine])
+    assert alone.measurements == ((fine, Measurement(Status.OK, 10.0, (10.0,), 1e-3)),)
+    assert (alone.vendor, alone.vendor_us) == ("torch.mm", 12.0)
+
+
+def test_a_deadline_cuts_what_has_not_come(planted: ChildRunner) -> None:
+    begin = time.monotonic()
+    assert list(planted.measure(WORKLOAD, members(), deadline=begin)) == []
+    assert time.monotonic() - begin < 1.0
+
+
+def test_closing_twice_is_harmless(planted: ChildRunner) -> None:
+    planted.close()
+    planted.close()
