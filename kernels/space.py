@@ -7,10 +7,10 @@ import functools
 import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
+from typing import Any, Protocol
 
-from kernelwright.types import Scalar, Schedule, digest
+from kernelwright.types import FrozenMap, Scalar, Schedule, digest
 
 
 @dataclasses.dataclass(frozen=True)
@@ -33,10 +33,75 @@ class Knob:
 
 @dataclasses.dataclass(frozen=True)
 class Constraint:
-    """A named rule: `check` gets the knob values and returns why they are illegal, or None."""
+    """A named rule: `check` gets the knob values and returns why they are illegal, or None.
+
+    It depends on nothing but the knobs it asks for, and holds up for values that other constraints forbid.
+    """
 
     name: str
     check: Callable[[Mapping[str, Scalar]], str | None]
+
+
+class _NotSet(Exception):
+    """A constraint asked for a knob, `args[0]`, that has no value yet."""
+
+
+class _Partial(dict[str, Scalar]):
+    """Values of the first few knobs of `names`. Asking for one that comes later raises _NotSet; so does whatever needs
+    them all, with the last one."""
+
+    def __init__(self, names: Sequence[str]) -> None:
+        super().__init__()
+        self.names = names
+
+    def __missing__(self, name: str) -> Scalar:
+        raise _NotSet(name) if name in self.names else KeyError(name)
+
+    def get(self, name: str, default: Any = None) -> Any:
+        return self[name] if name in self.names else default
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.names
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._whole())
+
+    def __len__(self) -> int:
+        return len(self._whole())
+
+    def keys(self) -> KeysView[str]:
+        return self._whole().keys()
+
+    def values(self) -> ValuesView[Scalar]:
+        return self._whole().values()
+
+    def items(self) -> ItemsView[str, Scalar]:
+        return self._whole().items()
+
+    def _whole(self) -> dict[str, Scalar]:
+        for last in self.names[-1:]:
+            self[last]
+        return {name: self[name] for name in self.names}
+
+
+Waiting = list[tuple[str, Constraint]]
+"""Constraints that cannot be told yet, each with the knob that it asks for next."""
+
+
+def _narrowed(constraints: Iterable[Constraint], partial: _Partial) -> Waiting | None:
+    """Those of the constraints that need further knobs; None when one is broken whatever these will be.
+
+    Checks are pure, so one that ends without asking for a further knob ends the same for every value of it: whole
+    branches of the space are left out at once, and nothing is checked twice.
+    """
+    waiting = []
+    for constraint in constraints:
+        try:
+            if constraint.check(partial) is not None:
+                return None
+        except _NotSet as needs:
+            waiting.append((needs.args[0], constraint))
+    return waiting
 
 
 class Space(Protocol):
@@ -106,13 +171,27 @@ class KnobSpace(_Enumerated):
 
     @functools.cached_property
     def members(self) -> tuple[Schedule, ...]:  # type: ignore[override]
-        names = list(self.knobs)
-        out = []
-        for values in itertools.product(*(knob.values for knob in self.knobs.values())):
-            knobs = dict(zip(names, values, strict=True))
-            if all(constraint.check(knobs) is None for constraint in self.constraints):
-                out.append(Schedule(self.template, knobs))  # type: ignore[arg-type]
+        out: list[Schedule] = []
+        partial = _Partial(list(self.knobs))
+        waiting = _narrowed(self.constraints, partial)
+        if waiting is not None:
+            self._enumerate(0, partial, waiting, out)
         return tuple(out)
+
+    def _enumerate(self, depth: int, partial: _Partial, waiting: Waiting, out: list[Schedule]) -> None:
+        """Add the members that begin with the knobs set so far, in the order of `itertools.product`."""
+        if depth == len(partial.names):
+            out.append(Schedule(self.template, FrozenMap(dict(partial.items()))))
+            return
+        name = partial.names[depth]
+        due = [constraint for wanted, constraint in waiting if wanted == name]
+        later = [entry for entry in waiting if entry[0] != name]
+        for value in self.knobs[name].values:
+            partial[name] = value
+            still = _narrowed(due, partial)
+            if still is not None:
+                self._enumerate(depth + 1, partial, later + still, out)
+        del partial[name]
 
     @functools.cached_property
     def fingerprint(self) -> str:

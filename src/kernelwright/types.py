@@ -124,7 +124,9 @@ class _Value:
 
 def _freeze(instance: object, *names: str) -> None:
     for name in names:
-        object.__setattr__(instance, name, FrozenMap(getattr(instance, name)))
+        value = getattr(instance, name)
+        if not isinstance(value, FrozenMap):
+            object.__setattr__(instance, name, FrozenMap(value))
 
 
 def _known(cls: type[Any], data: Mapping[str, Any]) -> dict[str, Any]:
