@@ -1,0 +1,60 @@
+"""What every result file holds: the machine, the command, rows and their summary (see results/README.md)."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import math
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+Row = Mapping[str, Any]
+
+
+def commit() -> str:
+    """The repository's commit; from COMMIT where a copy of the tree has no .git."""
+    found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    return found.stdout.strip() or os.environ.get("COMMIT", "unknown")
+
+
+def clocks() -> str:
+    """SM clock, power and temperature now, as nvidia-smi tells them."""
+    query = ["nvidia-smi", "--query-gpu=clocks.sm,power.draw,temperature.gpu", "--format=csv,noheader"]
+    return subprocess.run(query, capture_output=True, text=True, check=False).stdout.strip()
+
+
+def geomean(values: Sequence[float]) -> float:
+    """The geometric mean; 0.0 of nothing."""
+    return math.exp(sum(map(math.log, values)) / len(values)) if values else 0.0
+
+
+def summary(rows: Sequence[Row]) -> dict[str, Any]:
+    """Count, geometric mean and worst ratio over all rows and by group."""
+    groups: dict[str, list[float]] = {}
+    for row in rows:
+        if row["ratio"] is not None:
+            for name in ("all", row["group"]):
+                groups.setdefault(name, []).append(row["ratio"])
+    return {
+        name: {"count": len(ratios), "geomean": round(geomean(ratios), 4), "worst": round(min(ratios), 4)}
+        for name, ratios in groups.items()
+    }
+
+
+def write(path: Path, rows: Sequence[Row], **fields: Any) -> dict[str, Any]:
+    """Write a result file and return what it holds. fields: gpu, driver, torch, triton, clocks, aa_ratio, ..."""
+    result = {
+        "command": " ".join(["python", *sys.argv]),
+        "commit": commit(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **fields,
+        "summary": summary(rows),
+        "rows": list(rows),
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return result

@@ -1,0 +1,121 @@
+"""torch.compile(backend="kernelwright") on the GPU here: numbers, our kernels in the profile, time beside Inductor.
+
+    scripts/gpu-bench compile --db sqlite:///compile.db --out compile.json
+
+Tunes the two products of Linear, GELU, Linear first (32 trials each), then compiles the model with that database.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import report
+import torch
+
+from kernelwright.compiler.report import Report
+from kernelwright.db import Store
+from kernelwright.kernels.matmul.workload import matmul_workload
+from kernelwright.search import Budget
+from kernelwright.search.child_runner import ChildRunner
+from kernelwright.search.timing import FINAL, Timer, median, paired_ratio
+from kernelwright.service.tuning import TuneRequest, tune_and_store
+
+
+def profiled_names(call: Any) -> list[str]:
+    """Names of the GPU kernels that one call runs."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    return [event.key for event in profile.key_averages() if event.device_time_total > 0]
+
+
+def error_of(out: torch.Tensor, want: torch.Tensor) -> float:
+    """Relative error in the Frobenius norm."""
+    return float((out.double() - want).norm() / want.norm())
+
+
+def check(rows: int, width: int, hidden: int, dtype: torch.dtype, db: str, runner: ChildRunner) -> dict[str, Any]:
+    """Tune, compile and compare one Linear, GELU, Linear; a row of the result."""
+    store = Store.open(db)
+    name = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
+    tuned = [
+        tune_and_store(store, runner, TuneRequest(workload, budget=Budget(32, 30)), lambda trial, progress: None).record
+        for workload in (
+            matmul_workload(rows, hidden, width, name, epilogue=("bias", "gelu")),
+            matmul_workload(rows, width, hidden, name, epilogue=("bias",)),
+        )
+    ]
+    torch.manual_seed(0)
+    layers = (torch.nn.Linear(width, hidden), torch.nn.GELU(), torch.nn.Linear(hidden, width))
+    model = torch.nn.Sequential(*layers).to("cuda", dtype)
+    x = torch.randn(rows, width, device="cuda", dtype=dtype)
+    told = Report()
+    ours = torch.compile(model, backend="kernelwright", options={"db": db, "report": told})
+    theirs = torch.compile(model)
+    with torch.no_grad():
+        want = model.double()(x.double())
+        model.to(dtype)
+        errors = {
+            "ours": error_of(ours(x), want),
+            "eager": error_of(model(x), want),
+            "inductor": error_of(theirs(x), want),
+        }
+        names = profiled_names(lambda: ours(x))
+        timer = Timer(runner.device.l2_bytes)
+        mine, inductor, eager = timer.samples([lambda: ours(x), lambda: theirs(x), lambda: model(x)], FINAL)
+    step = training_error(model, ours, x)
+    return {
+        "id": f"mlp_{rows}_{width}_{hidden}_{name}",
+        "family": "compile",
+        "group": "mlp",
+        "ours_us": round(median(mine), 2),
+        "vendor_us": round(median(inductor), 2),
+        "vendor": "torch.compile default",
+        "ratio": round(paired_ratio(inductor, mine), 4),
+        "eager_us": round(median(eager), 2),
+        "error": errors,
+        "gradient_error": step,
+        "kernels": names,
+        "decisions": str(told).splitlines(),
+        "tuned": [f"{record.workload}: {record.schedule} {record.winner} {record.speedup:.3f}" for record in tuned],
+    }
+
+
+def training_error(model: torch.nn.Module, compiled: Any, x: torch.Tensor) -> float:
+    """Largest relative difference of a parameter's gradient between eager and compiled."""
+    gradients = []
+    for run in (model, compiled):
+        model.zero_grad()
+        run(x).square().mean().backward()
+        gradients.append([p.grad.double().clone() for p in model.parameters() if p.grad is not None])
+    return max(error_of(one, other) for other, one in zip(*gradients, strict=True))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--db", default="sqlite:///compile.db")
+    args = parser.parse_args()
+    before = report.clocks()
+    runner = ChildRunner()
+    rows = [
+        check(777, 4096, 14336, torch.bfloat16, args.db, runner),
+        check(16, 4096, 14336, torch.bfloat16, args.db, runner),
+        check(2048, 1024, 4099, torch.float16, args.db, runner),
+    ]
+    toolchain = runner.toolchain
+    runner.close()
+    clocks = {"before": before, "after": report.clocks()}
+    told = {"driver": toolchain.driver, "torch": toolchain.torch, "triton": toolchain.triton}
+    report.write(args.out, rows, gpu=runner.device.name, clocks=clocks, **told)
+    for row in rows:
+        print(row["id"], row["ratio"], row["error"], row["gradient_error"], row["kernels"], row["tuned"], flush=True)
+        print(*row["decisions"], sep="\n", flush=True)
+        if not any("matmul_" in name for name in row["kernels"]):
+            print("no kernel of ours ran in", row["id"], flush=True)
+
+
+if __name__ == "__main__":
+    main()
