@@ -45,11 +45,15 @@ def verify(out: torch.Tensor, reference: torch.Tensor, tolerance: float) -> Verd
     worst = difference.abs().max().item()
     if not off < float("inf"):
         bad = int((~difference.isfinite()).sum().item())
-        return Verdict(float("inf"), float("inf"), f"{bad} of {reference.numel()} elements are not finite or not written")
+        return Verdict(
+            float("inf"), float("inf"), f"{bad} of {reference.numel()} elements are not finite or not written"
+        )
     # a reference of zeros has no scale: then errors count as they are
     error, worst = (off / scale, worst / scale) if scale else (off, worst)
     if error > tolerance:
         return Verdict(error, worst, f"relative error {error:.2e} is over {tolerance:.2e}")
     if worst > max(WORST_ELEMENT * tolerance, 1e-30):
-        return Verdict(error, worst, f"one element is off by {worst:.2e} root mean squares, over {WORST_ELEMENT * tolerance:.2e}")
+        return Verdict(
+            error, worst, f"one element is off by {worst:.2e} root mean squares, over {WORST_ELEMENT * tolerance:.2e}"
+        )
     return Verdict(error, worst)
