@@ -37,7 +37,7 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     groups: dict[str, list[float]] = {}
     for row in rows:
         if row["ratio"] is not None:
-            for name in ("all", row["group"]):
+            for name in dict.fromkeys(("all", row.get("group", "all"))):
                 groups.setdefault(name, []).append(row["ratio"])
     return {
         name: {"count": len(ratios), "geomean": round(geomean(ratios), 4), "worst": round(min(ratios), 4)}

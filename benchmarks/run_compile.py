@@ -1,6 +1,6 @@
 """torch.compile(backend="kernelwright") on the GPU here: numbers, our kernels in the profile, time beside Inductor.
 
-    scripts/gpu-bench compile --db sqlite:///compile.db --out compile.json
+    scripts/gpu-bench compile --db sqlite:///compile.db --out models.json
 
 Tunes the two products of Linear, GELU, Linear first (32 trials each), then compiles the model with that database.
 """
@@ -38,6 +38,8 @@ def error_of(out: torch.Tensor, want: torch.Tensor) -> float:
 
 def check(rows: int, width: int, hidden: int, dtype: torch.dtype, db: str, runner: ChildRunner) -> dict[str, Any]:
     """Tune, compile and compare one Linear, GELU, Linear; a row of the result."""
+    # sizes seen before would make the next model's sizes symbolic
+    torch._dynamo.reset()
     store = Store.open(db)
     name = {torch.bfloat16: "bf16", torch.float16: "fp16"}[dtype]
     tuned = [
@@ -65,18 +67,15 @@ def check(rows: int, width: int, hidden: int, dtype: torch.dtype, db: str, runne
         names = profiled_names(lambda: ours(x))
         timer = Timer(runner.device.l2_bytes)
         mine, inductor, eager = timer.samples([lambda: ours(x), lambda: theirs(x), lambda: model(x)], FINAL)
-    step = training_error(model, ours, x)
     return {
-        "id": f"mlp_{rows}_{width}_{hidden}_{name}",
-        "family": "compile",
-        "group": "mlp",
-        "ours_us": round(median(mine), 2),
-        "vendor_us": round(median(inductor), 2),
-        "vendor": "torch.compile default",
+        "model": f"Linear({width}, {hidden}), GELU, Linear({hidden}, {width}) on {rows} rows, {name}",
+        "mode": "inference",
+        "ours_ms": round(median(mine) / 1e3, 4),
+        "default_ms": round(median(inductor) / 1e3, 4),
+        "eager_ms": round(median(eager) / 1e3, 4),
         "ratio": round(paired_ratio(inductor, mine), 4),
-        "eager_us": round(median(eager), 2),
-        "error": errors,
-        "gradient_error": step,
+        "max_error": errors,
+        "gradient_error": training_error(model, ours, x),
         "kernels": names,
         "decisions": str(told).splitlines(),
         "tuned": [f"{record.workload}: {record.schedule} {record.winner} {record.speedup:.3f}" for record in tuned],
@@ -88,7 +87,7 @@ def training_error(model: torch.nn.Module, compiled: Any, x: torch.Tensor) -> fl
     gradients = []
     for run in (model, compiled):
         model.zero_grad()
-        run(x).square().mean().backward()
+        run(x).square().sum().backward()
         gradients.append([p.grad.double().clone() for p in model.parameters() if p.grad is not None])
     return max(error_of(one, other) for other, one in zip(*gradients, strict=True))
 
@@ -111,10 +110,10 @@ def main() -> None:
     told = {"driver": toolchain.driver, "torch": toolchain.torch, "triton": toolchain.triton}
     report.write(args.out, rows, gpu=runner.device.name, clocks=clocks, **told)
     for row in rows:
-        print(row["id"], row["ratio"], row["error"], row["gradient_error"], row["kernels"], row["tuned"], flush=True)
+        print(row["model"], row["ratio"], row["max_error"], row["gradient_error"], row["kernels"], flush=True)
         print(*row["decisions"], sep="\n", flush=True)
         if not any("matmul_" in name for name in row["kernels"]):
-            print("no kernel of ours ran in", row["id"], flush=True)
+            print("no kernel of ours ran in", row["model"], flush=True)
 
 
 if __name__ == "__main__":

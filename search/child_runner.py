@@ -15,7 +15,7 @@ from kernelwright.kernels.device import present_device
 from kernelwright.kernels.space import Space
 from kernelwright.kernels.triton_adapter import current_toolchain
 from kernelwright.search.failures import failed, failure_of
-from kernelwright.search.measure_job import FinalsJob, Reply, TrialJob
+from kernelwright.search.measure_job import FinalsJob, LoadJob, Reply, TrialJob
 from kernelwright.search.runner import Finals
 from kernelwright.search.timing import TIMER_VERSION
 from kernelwright.types import DeviceSpec, Measurement, Schedule, Status, Toolchain, Workload
@@ -101,13 +101,13 @@ class ChildRunner:
 
     def _call(self, job: TrialJob | FinalsJob, timeout_s: float) -> Reply:
         """The child's reply; a child that died, hung or lost its GPU is replaced and the job counts as failed."""
-        if job.workload != self._current or self._child.pid is None:
-            timeout_s += self._jobs.load_timeout_s
-        self._current = job.workload
         self._calls += 1
         if self._calls % JOBS_A_CHILD == 0:
             self._child.kill()
         try:
+            if job.workload != self._current or self._child.pid is None:
+                self._current = job.workload
+                self._child.call(LoadJob(job.workload, job.seed), self._jobs.load_timeout_s)
             reply: Reply = self._child.call(job, timeout_s)
         except ChildTimeout as error:
             return Reply((failed(Status.TIMEOUT, f"no result after {error.timeout_s:g} s"),))

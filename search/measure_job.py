@@ -21,6 +21,14 @@ KEPT_SAMPLES = 25
 
 
 @dataclasses.dataclass(frozen=True)
+class LoadJob:
+    """Draw the operands of a workload and compute its reference."""
+
+    workload: Workload
+    seed: int
+
+
+@dataclasses.dataclass(frozen=True)
 class TrialJob:
     """Verify and time one schedule."""
 
@@ -76,8 +84,10 @@ class _Worker:
         self._timer = timer
         self._loaded: _Loaded | None = None
 
-    def do(self, job: TrialJob | FinalsJob) -> Reply:
+    def do(self, job: LoadJob | TrialJob | FinalsJob) -> Reply:
         loaded = self._load(job.workload, job.seed)
+        if isinstance(job, LoadJob):
+            return Reply(())
         if isinstance(job, TrialJob):
             return self._trial(loaded, job.schedule)
         return self._finals(loaded, job.schedules)

@@ -40,7 +40,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChildRunner]:
 
     monkeypatch.setattr(child_runner, "present_device", lambda index: named_device("h100"))
     kw_planted.plant()
-    jobs = Jobs("kw_planted:plan_in_compiler", "kw_planted:start_fake", trial_timeout_s=2.0, load_timeout_s=0.0)
+    jobs = Jobs("kw_planted:plan_in_compiler", "kw_planted:start_fake", trial_timeout_s=2.0)
     runner = ChildRunner(seed=1, compile_workers=1, jobs=jobs)
     yield runner
     runner.close()
