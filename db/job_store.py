@@ -7,12 +7,12 @@ import secrets
 from collections.abc import Sequence
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, CursorResult, Engine, func, insert, select, update
-from sqlalchemy.orm import Session
+from sqlalchemy import ColumnElement, CursorResult, Engine, func, select, update
+from sqlalchemy.orm import Session, aliased
 
 from kernelwright.db.engine import session_scope
 from kernelwright.db.jobs import Job, JobRequest, JobState, states_before
-from kernelwright.db.rows import Parts, iso_from_unix, now
+from kernelwright.db.rows import Parts, dialect_insert, iso_from_unix, now, storable
 from kernelwright.db.tables import JobRow, WorkloadRow
 from kernelwright.errors import UsageError
 from kernelwright.types import Workload
@@ -29,24 +29,39 @@ class JobStore:
 
     engine: Engine
 
-    def submit(self, request: JobRequest) -> Job:
-        """Put a request at the end of the queue."""
+    def submit(self, request: JobRequest, idempotency_key: str | None = None) -> Job:
+        """Put a request at the end of the queue.
+
+        idempotency_key: a name that the client gave the request. The job that was made under it is returned instead of
+        a second one, however many submit at once; UsageError when that job was made for another request.
+        """
         job_id = secrets.token_hex(10)
         parts = Parts()
         parts.add_workload(request.workload)
         with session_scope(self.engine, write=True) as session:
             parts.save(session)
-            session.execute(insert(JobRow).values(id=job_id, **_new_row(request, now(session))))
-            return _jobs(session, JobRow.id == job_id)[0]
+            row = {"id": job_id, "idempotency_key": idempotency_key, **_new_row(request, now(session))}
+            session.execute(dialect_insert(session, JobRow).values(row).on_conflict_do_nothing())
+            found = JobRow.id == job_id if idempotency_key is None else JobRow.idempotency_key == idempotency_key
+            (job,) = _jobs(session, found)
+        if job.request() != request:
+            raise UsageError(f"the idempotency key {idempotency_key!r} belongs to another request; take a new one")
+        return job
 
     def get_job(self, job_id: str) -> Job | None:
         """The job with this id; None if there is none."""
         with session_scope(self.engine) as session:
             return next(iter(_jobs(session, JobRow.id == job_id)), None)
 
-    def jobs(self, state: str | None = None, limit: int = 100, offset: int = 0) -> list[Job]:
-        """Jobs in this state (None: any), newest first; UsageError for a state that there is not."""
+    def jobs(self, state: str | None = None, limit: int = 100, offset: int = 0, after: str | None = None) -> list[Job]:
+        """Jobs in this state (None: any), newest first; UsageError for a state that there is not.
+
+        after: only those older than the job with this id, to go on from a page's last one.
+        """
         conditions = [] if state is None else [JobRow.state == _state(state)]
+        if after is not None:
+            last = aliased(JobRow)
+            conditions.append(JobRow.number < select(last.number).where(last.id == after).scalar_subquery())
         with session_scope(self.engine) as session:
             return _jobs(session, *conditions, limit=limit, offset=offset)
 
@@ -94,7 +109,7 @@ class JobStore:
     def fail(self, job_id: str, worker: str, message: str) -> bool:
         """The worker's job failed for this reason. False when the job is not running for this worker."""
         with session_scope(self.engine, write=True) as session:
-            return bool(_move(session, JobState.FAILED, *_held(job_id, worker), message=_storable(message)))
+            return bool(_move(session, JobState.FAILED, *_held(job_id, worker), message=storable(message)))
 
     def release(self, job_id: str, worker: str) -> bool:
         """Put the worker's job back into its place in the queue, as if it had not been claimed: the worker was told
@@ -198,8 +213,3 @@ def _state(name: str) -> str:
         return JobState(name).value
     except ValueError as error:
         raise UsageError(f"a job's state must be one of {', '.join(JobState)}, got {name!r}") from error
-
-
-def _storable(message: str) -> str:
-    # What a dying compiler printed may hold what PostgreSQL's text cannot: NUL and halves of surrogate pairs.
-    return message.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()

@@ -88,3 +88,8 @@ class Job:
     record_id: str | None
     done: int
     total: int | None
+
+    def request(self) -> JobRequest:
+        """What was asked for."""
+        names = (field.name for field in dataclasses.fields(JobRequest))
+        return JobRequest(**{name: getattr(self, name) for name in names})

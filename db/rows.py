@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import datetime
 import json
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar, cast
 
 from sqlalchemy import ColumnElement, Double, Table, func, select
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import InstrumentedAttribute, Session
 
+from kernelwright.db.places import place
 from kernelwright.db.tables import Base, DeviceRow, RecordRow, ToolchainRow, TrialRow, WorkloadRow
+from kernelwright.db.trust import Trust
 from kernelwright.types import (
     DeviceSpec,
     Measurement,
@@ -23,6 +26,11 @@ from kernelwright.types import (
     canonical_json,
     digest,
 )
+
+T = TypeVar("T")
+
+MOST_REMEMBERED = 4096
+"""Parts of each kind that a reader remembers."""
 
 # Any number will do, as long as every release takes the same one.
 _BULK_LOCK = 7_305_808_870
@@ -74,6 +82,11 @@ def unix_from_iso(moment: str) -> float:
     return (parsed if parsed.tzinfo else parsed.replace(tzinfo=datetime.UTC)).timestamp()
 
 
+def storable(text: str) -> str:
+    """The text without what PostgreSQL cannot hold, NUL and halves of surrogate pairs: a dying compiler prints any."""
+    return text.replace("\x00", "\N{REPLACEMENT CHARACTER}").encode("utf-8", "replace").decode()
+
+
 def family(workload: Workload) -> str:
     """Digest of everything but the sizes: workloads of one family differ in their dimensions only."""
     return digest({name: value for name, value in workload.to_json().items() if name != "dims"})
@@ -82,6 +95,17 @@ def family(workload: Workload) -> str:
 def device_id(device: DeviceSpec) -> str:
     """Digest of every field, unlike the key: devices that only differ in name are told apart."""
     return digest(device.to_json())
+
+
+@dataclasses.dataclass(frozen=True)
+class Mark:
+    """How far what is stored may be relied on, and what brought it."""
+
+    trust: Trust = Trust.MEASURED
+    source: str = ""
+
+
+OWN = Mark()
 
 
 class Parts:
@@ -131,7 +155,7 @@ def _workload_row(key: str, workload: Workload) -> dict[str, Any]:
     return {"key": key, "operator": workload.operator, "dims": dims, "body": canonical_json(body)}
 
 
-def trial_row(trial: Trial, parts: Parts, job_id: str | None = None) -> dict[str, Any]:
+def trial_row(trial: Trial, parts: Parts, job_id: str | None = None, mark: Mark = OWN) -> dict[str, Any]:
     """The columns of a trial, whose parts go to `parts`."""
     return parts.columns(trial) | {
         "status": trial.measurement.status.value,
@@ -142,21 +166,33 @@ def trial_row(trial: Trial, parts: Parts, job_id: str | None = None) -> dict[str
         "template_fingerprint": trial.template_fingerprint,
         "measured_at": trial.measured_at,
         "job_id": job_id,
+        "error": trial.measurement.error if trial.measurement.ok else None,
+        "trust": mark.trust.value,
+        "source": mark.source,
     }
 
 
-def record_row(record: TuningRecord, parts: Parts) -> dict[str, Any]:
+def record_row(record: TuningRecord, parts: Parts, mark: Mark = OWN) -> dict[str, Any]:
     """The columns of a record, whose parts go to `parts` and not into its body."""
     body = {name: value for name, value in record.to_json().items() if name not in _PARTS}
     return parts.columns(record) | {
         "family": family(record.workload),
         "created": unix_from_iso(record.created_at),
         "body": canonical_json(body),
+        "place": place(record.workload.dims),
+        "template": record.schedule.template,
+        "template_fingerprint": record.template_fingerprint,
+        "trust": mark.trust.value,
+        "source": mark.source,
+        "reason": "",
     }
 
 
 class Reader:
-    """Turns rows into values; each workload, device and toolchain is read and parsed once."""
+    """Turns rows into values; each workload, device and toolchain is read and parsed once while it is remembered.
+
+    May be shared between threads.
+    """
 
     def __init__(self) -> None:
         self._workloads: dict[str, Workload] = {}
@@ -165,12 +201,12 @@ class Reader:
 
     def trials(self, session: Session, rows: Sequence[TrialRow]) -> list[Trial]:
         """The trials of these rows."""
-        self._load(session, rows)
+        workloads, devices, toolchains = self._load(session, rows)
         return [
             Trial(
-                workload=self._workloads[row.workload_key],
-                device=self._devices[row.device_id],
-                toolchain=self._toolchains[row.toolchain_key],
+                workload=workloads[row.workload_key],
+                device=devices[row.device_id],
+                toolchain=toolchains[row.toolchain_key],
                 schedule=Schedule.from_json(json.loads(row.schedule)),
                 measurement=Measurement.from_json(json.loads(row.measurement)),
                 origin=row.origin,
@@ -182,31 +218,63 @@ class Reader:
 
     def records(self, session: Session, rows: Sequence[RecordRow]) -> list[TuningRecord]:
         """The records of these rows."""
-        self._load(session, rows)
-        return [self._record(row) for row in rows]
+        workloads, devices, toolchains = self._load(session, rows)
+        return [
+            TuningRecord(
+                workload=workloads[row.workload_key],
+                device=devices[row.device_id],
+                toolchain=toolchains[row.toolchain_key],
+                **_own_fields(row.body),
+            )
+            for row in rows
+        ]
 
-    def _record(self, row: RecordRow) -> TuningRecord:
-        body = json.loads(row.body)
-        for name, kind in (("schedule", Schedule), ("measurement", Measurement), ("runner_up", Schedule)):
-            if body.get(name) is not None:
-                body[name] = kind.from_json(body[name])
-        return TuningRecord(
-            workload=self._workloads[row.workload_key],
-            device=self._devices[row.device_id],
-            toolchain=self._toolchains[row.toolchain_key],
-            **body,
+    def _load(
+        self, session: Session, rows: Sequence[TrialRow] | Sequence[RecordRow]
+    ) -> tuple[Mapping[str, Workload], Mapping[str, DeviceSpec], Mapping[str, Toolchain]]:
+        return (
+            _remembered(
+                self._workloads,
+                {row.workload_key for row in rows},
+                lambda keys: _bodies(session, WorkloadRow.key, WorkloadRow.body, keys),
+                Workload.from_json,
+            ),
+            _remembered(
+                self._devices,
+                {row.device_id for row in rows},
+                lambda keys: _bodies(session, DeviceRow.id, DeviceRow.body, keys),
+                DeviceSpec.from_json,
+            ),
+            _remembered(
+                self._toolchains,
+                {row.toolchain_key for row in rows},
+                lambda keys: _bodies(session, ToolchainRow.key, ToolchainRow.body, keys),
+                Toolchain.from_json,
+            ),
         )
 
-    def _load(self, session: Session, rows: Sequence[TrialRow] | Sequence[RecordRow]) -> None:
-        workloads = {row.workload_key for row in rows} - self._workloads.keys()
-        for key, body in _bodies(session, WorkloadRow.key, WorkloadRow.body, workloads):
-            self._workloads[key] = Workload.from_json(body)
-        devices = {row.device_id for row in rows} - self._devices.keys()
-        for key, body in _bodies(session, DeviceRow.id, DeviceRow.body, devices):
-            self._devices[key] = DeviceSpec.from_json(body)
-        toolchains = {row.toolchain_key for row in rows} - self._toolchains.keys()
-        for key, body in _bodies(session, ToolchainRow.key, ToolchainRow.body, toolchains):
-            self._toolchains[key] = Toolchain.from_json(body)
+
+def _own_fields(text: str) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads(text)
+    for name, kind in (("schedule", Schedule), ("measurement", Measurement), ("runner_up", Schedule)):
+        if body.get(name) is not None:
+            body[name] = kind.from_json(body[name])
+    return body
+
+
+def _remembered(
+    memory: dict[str, T],
+    wanted: set[str],
+    read: Callable[[set[str]], list[tuple[str, dict[str, Any]]]],
+    parse: Callable[[dict[str, Any]], T],
+) -> dict[str, T]:
+    """The wanted parts, from memory or read; what another thread forgets meanwhile does not matter."""
+    found = {key: part for key in wanted if (part := memory.get(key)) is not None}
+    found |= {key: parse(body) for key, body in read(wanted - found.keys())}
+    if len(memory) > MOST_REMEMBERED:
+        memory.clear()
+    memory.update(found)
+    return found
 
 
 def _bodies(

@@ -1,4 +1,4 @@
-"""The store: trials, records and jobs of one database."""
+"""The store: trials, records, jobs, keys and audit log of one database."""
 
 from __future__ import annotations
 
@@ -7,13 +7,16 @@ from typing import Self
 
 from sqlalchemy import Engine
 
+from kernelwright.db.access_store import AccessStore
 from kernelwright.db.engine import open_engine
 from kernelwright.db.job_store import JobStore
 from kernelwright.db.record_store import RecordStore
+from kernelwright.db.rows import Reader
 from kernelwright.db.trial_store import TrialStore
+from kernelwright.db.trust_store import TrustStore
 
 
-class Store(TrialStore, RecordStore, JobStore):
+class Store(TrialStore, RecordStore, TrustStore, JobStore, AccessStore):
     """Everything that is kept. Safe to share between threads; every process opens its own.
 
     Each method is one transaction (`add_trials`: one for every page) and raises DatabaseUnavailable when the database
@@ -22,6 +25,7 @@ class Store(TrialStore, RecordStore, JobStore):
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
+        self.reader = Reader()
 
     @classmethod
     def open(cls, url: str | None = None) -> Self:

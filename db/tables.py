@@ -7,12 +7,18 @@ Unix seconds, taken from the database's clock, so that machines with wrong clock
 
 from __future__ import annotations
 
-from sqlalchemy import BigInteger, Double, ForeignKey, Index, Integer, MetaData, String, Text
-from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy import BigInteger, Double, ForeignKey, Index, Integer, MetaData, String, Text, text
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedColumn, mapped_column
 
 # SQLite numbers rows by itself only in a column of type INTEGER.
 Serial = BigInteger().with_variant(Integer, "sqlite")
 Key = String(20)
+
+
+def _text(default: str) -> MappedColumn[str]:
+    """A text that rows of an earlier schema got by default."""
+    # Alembic cannot compare an empty default that is given as a string.
+    return mapped_column(Text, server_default=default or text("''"))
 
 
 class Base(DeclarativeBase):
@@ -60,10 +66,16 @@ class ToolchainRow(Base):
 
 
 class JobRow(Base):
-    """A tuning request and how far it is. number: its place in the queue; attempts: how often it was claimed."""
+    """A tuning request and how far it is. number: its place in the queue; attempts: how often it was claimed.
+
+    idempotency_key: what the client named the request by, so that sending it again makes no second job.
+    """
 
     __tablename__ = "jobs"
-    __table_args__ = (Index("ix_jobs_state_number", "state", "number"),)
+    __table_args__ = (
+        Index("ix_jobs_state_number", "state", "number"),
+        Index("ix_jobs_idempotency_key", "idempotency_key", unique=True),
+    )
 
     number: Mapped[int] = mapped_column(Serial, primary_key=True, autoincrement=True)
     id: Mapped[str] = mapped_column(Key, unique=True)
@@ -83,15 +95,20 @@ class JobRow(Base):
     record_id: Mapped[str | None] = mapped_column(Key)
     done: Mapped[int] = mapped_column(BigInteger)
     total: Mapped[int | None] = mapped_column(BigInteger)
+    idempotency_key: Mapped[str | None] = mapped_column(Text)
 
 
 class TrialRow(Base):
-    """One trial. device_key repeats the device's key, so that one index answers a search."""
+    """One trial. device_key repeats the device's key, so that one index answers a search.
+
+    trust: a `Trust`; source: what brought it, "" for this database's own and "import:<file>" for others.
+    """
 
     __tablename__ = "trials"
     __table_args__ = (
         Index("ix_trials_place", "workload_key", "device_key", "toolchain_key", "status", "median_us"),
-        Index("ix_trials_operator_device_key", "operator", "device_key"),
+        Index("ix_trials_job", "job_id", "id"),
+        Index("ix_trials_operator", "operator", "device_key", "id"),
     )
 
     id: Mapped[int] = mapped_column(Serial, primary_key=True, autoincrement=True)
@@ -108,16 +125,23 @@ class TrialRow(Base):
     origin: Mapped[str] = mapped_column(Text)
     template_fingerprint: Mapped[str] = mapped_column(Text)
     measured_at: Mapped[str] = mapped_column(Text)
-    job_id: Mapped[str | None] = mapped_column(ForeignKey(JobRow.id), index=True)
+    job_id: Mapped[str | None] = mapped_column(ForeignKey(JobRow.id))
+    error: Mapped[float | None] = mapped_column(Double)
+    trust: Mapped[str] = _text("measured")
+    source: Mapped[str] = _text("")
 
 
 class RecordRow(Base):
-    """A winner. family: digest of the workload without its sizes; created: its created_at as Unix seconds."""
+    """A winner. family: digest of the workload without its sizes; created: its created_at as Unix seconds.
+
+    place: where its sizes lie among those of the family, see `kernelwright.db.places`. trust: a `Trust`; source: what
+    brought it, "" for this database's own; reason: why it was put into quarantine.
+    """
 
     __tablename__ = "records"
     __table_args__ = (
         Index("ix_records_place", "workload_key", "device_key", "created"),
-        Index("ix_records_family", "family", "device_key", "created"),
+        Index("ix_records_near", "family", "device_key", "place"),
         Index("ix_records_operator", "operator", "device_key", "created"),
         Index("ix_records_created", "created"),
     )
@@ -132,3 +156,46 @@ class RecordRow(Base):
     family: Mapped[str] = mapped_column(Key)
     created: Mapped[float] = mapped_column(Double)
     body: Mapped[str] = mapped_column(Text)
+    place: Mapped[int] = mapped_column(BigInteger, server_default="0")
+    template: Mapped[str] = _text("")
+    template_fingerprint: Mapped[str] = _text("")
+    trust: Mapped[str] = _text("measured")
+    source: Mapped[str] = _text("")
+    reason: Mapped[str] = _text("")
+
+
+class UseRow(Base):
+    """How often a record was the answer, so that the most used are measured again first."""
+
+    __tablename__ = "uses"
+
+    record_key: Mapped[str] = mapped_column(Key, primary_key=True)
+    count: Mapped[int] = mapped_column(BigInteger)
+    last_used: Mapped[float] = mapped_column(Double)
+
+
+class KeyRow(Base):
+    """A key of the API: never the key itself, only its SHA-256 in hex. scopes: separated by spaces."""
+
+    __tablename__ = "api_keys"
+
+    id: Mapped[str] = mapped_column(Key, primary_key=True)
+    name: Mapped[str] = mapped_column(Text)
+    hash: Mapped[str] = mapped_column(String(64), unique=True)
+    scopes: Mapped[str] = mapped_column(Text)
+    created_at: Mapped[float] = mapped_column(Double)
+    revoked_at: Mapped[float | None] = mapped_column(Double)
+    last_used_at: Mapped[float | None] = mapped_column(Double)
+
+
+class AuditRow(Base):
+    """Who did what, and when. who: the id of an API key, or "open" where none is asked for."""
+
+    __tablename__ = "audit"
+
+    id: Mapped[int] = mapped_column(Serial, primary_key=True, autoincrement=True)
+    at: Mapped[float] = mapped_column(Double)
+    who: Mapped[str] = mapped_column(Text)
+    action: Mapped[str] = mapped_column(Text)
+    subject: Mapped[str] = mapped_column(Text)
+    detail: Mapped[str] = mapped_column(Text)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
+import math
 from collections.abc import Iterable, Iterator
 
 from sqlalchemy import ColumnElement, Engine, exc, func, select
@@ -10,10 +12,19 @@ from sqlalchemy import ColumnElement, Engine, exc, func, select
 from kernelwright.db.engine import session_scope
 from kernelwright.db.rows import Parts, Reader, insert_new, lock_bulk_writers, trial_row
 from kernelwright.db.tables import TrialRow
+from kernelwright.db.trust import Trust
 from kernelwright.errors import UsageError
-from kernelwright.types import Trial
+from kernelwright.types import VENDOR_TEMPLATE, Status, Trial
 
 PAGE = 500
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredTrial:
+    """A trial with its id in this database; later ones have larger ids."""
+
+    id: int
+    trial: Trial
 
 
 class TrialStore:
@@ -50,30 +61,87 @@ class TrialStore:
         device_key: str | None = None,
         toolchain_key: str | None = None,
         operator: str | None = None,
+        *,
+        trusted: bool = False,
     ) -> Iterator[Trial]:
-        """The trials with these keys (None: any), oldest first, read a page at a time."""
+        """The trials with these keys (None: any), oldest first, read a page at a time.
+
+        trusted: leave out those that were imported without a valid signature.
+        """
         wanted = {
             TrialRow.workload_key: workload_key,
             TrialRow.device_key: device_key,
             TrialRow.toolchain_key: toolchain_key,
             TrialRow.operator: operator,
         }
-        return self._read_trials([column == value for column, value in wanted.items() if value is not None])
+        conditions = [column == value for column, value in wanted.items() if value is not None]
+        if trusted:
+            conditions.append(TrialRow.trust != Trust.UNTRUSTED.value)
+        return self._read_trials(conditions)
 
-    def trials_of_job(self, job_id: str) -> Iterator[Trial]:
-        """The trials that a job has stored so far, oldest first; a resumed job need not measure them again."""
-        return self._read_trials([TrialRow.job_id == job_id])
+    def trials_of_job(self, job_id: str, after: int = 0) -> Iterator[Trial]:
+        """The trials that a job has stored so far, oldest first; a resumed job need not measure them again.
 
-    def count_trials(self) -> dict[str, int]:
-        """How many trials are stored, by status; a status without trials is left out."""
+        after: only those whose id is larger, see `trial_page`.
+        """
+        return self._read_trials([TrialRow.job_id == job_id], after)
+
+    def trial_page(
+        self,
+        *,
+        workload_key: str | None = None,
+        device_key: str | None = None,
+        job_id: str | None = None,
+        status: str | None = None,
+        after: int = 0,
+        limit: int = 100,
+    ) -> list[StoredTrial]:
+        """At most `limit` trials with these marks (None: any), oldest first, with their ids.
+
+        after: only those whose id is larger: the last one's id of a page leads to the next.
+        """
+        wanted = {
+            TrialRow.workload_key: workload_key,
+            TrialRow.device_key: device_key,
+            TrialRow.job_id: job_id,
+            TrialRow.status: status,
+        }
+        conditions = [column == value for column, value in wanted.items() if value is not None]
+        query = select(TrialRow).where(TrialRow.id > after, *conditions).order_by(TrialRow.id).limit(limit)
         with session_scope(self.engine) as session:
-            found = session.execute(select(TrialRow.status, func.count()).group_by(TrialRow.status)).all()
-        return {status: count for status, count in found}
+            rows = session.scalars(query).all()
+            return [StoredTrial(row.id, trial) for row, trial in zip(rows, Reader().trials(session, rows), strict=True)]
 
-    def _read_trials(self, conditions: list[ColumnElement[bool]]) -> Iterator[Trial]:
+    def count_trials(self, workload_key: str | None = None, device_key: str | None = None) -> dict[str, int]:
+        """How many trials are stored, by status; a status without trials is left out."""
+        wanted = {TrialRow.workload_key: workload_key, TrialRow.device_key: device_key}
+        conditions = [column == value for column, value in wanted.items() if value is not None]
+        query = select(TrialRow.status, func.count()).where(*conditions).group_by(TrialRow.status)
+        with session_scope(self.engine) as session:
+            return {status: count for status, count in session.execute(query)}
+
+    def pareto(self, workload_key: str, device_key: str, toolchain_key: str | None = None) -> list[Trial]:
+        """The trials that no other beats in both time and error, fastest first; the vendor's are not among them.
+
+        toolchain_key: compare only times of this one; None takes the one measured with last.
+        """
+        place = [TrialRow.workload_key == workload_key, TrialRow.device_key == device_key]
+        place += [TrialRow.status == Status.OK.value, TrialRow.schedule.not_like(f'%"template":"{VENDOR_TEMPLATE}"%')]
+        with session_scope(self.engine) as session:
+            if toolchain_key is None:
+                latest = select(TrialRow.toolchain_key).where(*place).order_by(TrialRow.id.desc()).limit(1)
+                toolchain_key = session.scalar(latest)
+            points = select(TrialRow.id, TrialRow.median_us, TrialRow.error)
+            points = points.where(*place, TrialRow.toolchain_key == toolchain_key)
+            chosen = pareto_front((row_id, time, error) for row_id, time, error in session.execute(points))
+            rows = session.scalars(select(TrialRow).where(TrialRow.id.in_(chosen))).all()
+            by_id = {row.id: row for row in rows}
+            return Reader().trials(session, [by_id[row_id] for row_id in chosen])
+
+    def _read_trials(self, conditions: list[ColumnElement[bool]], after: int = 0) -> Iterator[Trial]:
         # No transaction stays open between pages: a slow reader must not keep SQLite's log from being folded in.
         reader = Reader()
-        last = 0
+        last = after
         while True:
             query = select(TrialRow).where(TrialRow.id > last, *conditions).order_by(TrialRow.id).limit(PAGE)
             with session_scope(self.engine) as session:
@@ -83,6 +151,23 @@ class TrialStore:
             yield from page
             if len(page) < PAGE:
                 return
+
+
+def pareto_front(points: Iterable[tuple[int, float | None, float | None]]) -> list[int]:
+    """The ids of those (id, time, error) that no other beats in both, fastest first; without an error, only the
+    fastest of all can be one."""
+    front: list[int] = []
+    least = math.inf
+    ranked = sorted(points, key=lambda point: (_or_inf(point[1]), _or_inf(point[2]), point[0]))
+    for row_id, _, error in ranked:
+        if not front or _or_inf(error) < least:
+            front.append(row_id)
+            least = min(least, _or_inf(error))
+    return front
+
+
+def _or_inf(value: float | None) -> float:
+    return math.inf if value is None else value
 
 
 def _pages(trials: Iterable[Trial]) -> Iterator[list[Trial]]:
