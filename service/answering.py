@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
+import threading
+from collections.abc import Callable
+from typing import TypeVar
 from urllib.parse import urlencode
 
 from kernelwright.cost_model import CostModel, packaged_model
@@ -14,33 +19,96 @@ from kernelwright.service.workload_args import args_of
 from kernelwright.types import DeviceSpec, Schedule, Toolchain, TuningRecord, Workload
 
 
+T = TypeVar("T")
+
+MAX_REMEMBERED = 8192
+
+
 def fingerprints(operator: str) -> dict[str, str]:
     """Fingerprint of each template of an operator, as the code stands."""
     return {name: template.fingerprint for name, template in get_operator(operator).templates.items()}
 
 
+class NoRecords:
+    """An empty store: what can be said without any measurement."""
+
+    def find_records(self, workload_key: str, device_key: str) -> list[TuningRecord]:
+        """None."""
+        return []
+
+    def neighbours(self, workload: Workload, device_key: str, limit: int = 64) -> list[TuningRecord]:
+        """None."""
+        return []
+
+
 class Answers:
-    """Answers questions from one store of records; loads each operator's cost model once."""
+    """Answers questions from one store of records. Threads may share it.
+
+    What the cost model says depends on nothing that changes while the process runs, so it is worked out once for each
+    workload and remembered; each operator's model is loaded when it is first needed.
+    """
 
     def __init__(self, records: Records) -> None:
         self._records = records
         self._models: dict[str, CostModel] = {}
+        self._remembered: dict[tuple[str, ...], object] = {}
+        self._fingerprints = functools.cache(fingerprints)
+        self._lock = threading.Lock()
 
     def best(self, workload: Workload, device: DeviceSpec, toolchain: Toolchain | None = None) -> Answer:
         """The best that is known. With a toolchain, times of any other one count as stale."""
-        return find_winner(
-            workload,
-            device,
-            self._records,
-            toolchain=toolchain,
-            fingerprints=fingerprints(workload.operator),
-            model=self._model(workload.operator),
-        )
+        return self.completed(self.stored(workload, device, toolchain))
+
+    def stored(
+        self,
+        workload: Workload,
+        device: DeviceSpec,
+        toolchain: Toolchain | None = None,
+        records: Records | None = None,
+    ) -> Answer:
+        """The best that records alone tell: without the cost model, so that it is quick. records: instead of the
+        store's."""
+        prints = self._fingerprints(workload.operator)
+        return find_winner(workload, device, records or self._records, toolchain=toolchain, fingerprints=prints)
+
+    def completed(self, answer: Answer) -> Answer:
+        """The answer with what the cost model adds: the regret of a neighbour's schedule, a prediction for a miss."""
+        workload, device, schedule = answer.workload, answer.device, answer.schedule
+        if answer.how == "nearest" and schedule is not None:
+            model = self._model(workload.operator)
+            regret = self._once(
+                ("regret", workload.key, device.key, schedule.key), lambda: _regret(model, workload, device, schedule)
+            )
+            return dataclasses.replace(answer, regret=regret)
+        if answer.how == "vendor":
+            model = self._model(workload.operator)
+            found = self._once(
+                ("predicted", workload.key, device.key, device.slug),
+                lambda: find_winner(workload, device, NoRecords(), model=model),
+            )
+            return found
+        return answer
 
     def _model(self, operator: str) -> CostModel:
-        if operator not in self._models:
-            self._models[operator] = packaged_model(operator)
-        return self._models[operator]
+        with self._lock:
+            if operator not in self._models:
+                self._models[operator] = packaged_model(operator)
+            return self._models[operator]
+
+    def _once(self, key: tuple[str, ...], make: Callable[[], T]) -> T:
+        if key not in self._remembered:
+            made = make()
+            with self._lock:
+                if len(self._remembered) >= MAX_REMEMBERED:
+                    self._remembered.clear()
+                self._remembered[key] = made
+            return made
+        return self._remembered.get(key) or make()  # type: ignore[return-value]
+
+
+def _regret(model: CostModel, workload: Workload, device: DeviceSpec, schedule: Schedule) -> float:
+    space = get_operator(workload.operator).space(workload, device)
+    return float(model.expected_regret(workload, device, [schedule, *space])[0])
 
 
 def tell(answer: Answer) -> BestKernel:
@@ -53,7 +121,7 @@ def tell(answer: Answer) -> BestKernel:
         workload=answer.workload.to_json(),
         workload_key=answer.workload.key,
         label=str(answer.workload),
-        hardware=_hardware(answer.device),
+        hardware=tell_hardware(answer.device),
         schedule=_schedule(answer.schedule),
         expected_us=answer.expected_us,
         vendor=answer.vendor,
@@ -114,7 +182,8 @@ def _provenance(record: TuningRecord) -> dict[str, str]:
     }
 
 
-def _hardware(device: DeviceSpec) -> HardwareOut:
+def tell_hardware(device: DeviceSpec) -> HardwareOut:
+    """A GPU in short."""
     return HardwareOut(slug=device.slug, name=device.name, architecture=device.architecture, key=device.key)
 
 

@@ -14,13 +14,22 @@ from kernelwright.service.workload_args import FORMS
 from kernelwright.types import DeviceSpec
 
 
-def list_devices(recorded: Path | None = None) -> list[DeviceOut]:
-    """Every named GPU and those in this machine: which are present, and which can be replayed."""
-    present, replayed = present_devices(), recorded_devices(recorded)
+def list_devices(recorded: Path | None = None, *, look: bool = False) -> list[DeviceOut]:
+    """Every named GPU, and which can be replayed.
+
+    look: tell which are in this machine too, and those that have no name; that loads torch, if it is installed.
+    """
+    present, replayed = present_devices() if look else [], recorded_devices(recorded)
     known = {**{spec.slug: spec for spec in present}, **NAMED_DEVICES}
     keys = {spec.key for spec in present}
     return [
-        DeviceOut(slug=slug, key=spec.key, present=spec.key in keys, replay=slug in replayed, spec=spec.to_json())
+        DeviceOut(
+            slug=slug,
+            key=spec.key,
+            present=spec.key in keys if look else None,
+            replay=slug in replayed,
+            spec=spec.to_json(),
+        )
         for slug, spec in known.items()
     ]
 

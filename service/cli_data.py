@@ -23,7 +23,7 @@ db_app = typer.Typer(help="Look after the database.", no_args_is_help=True)
 
 def devices(json: options.Json = False) -> None:
     """List the GPUs that have a name, which are here, and which can be replayed."""
-    found = list_devices(load_settings().recorded)
+    found = list_devices(load_settings().recorded, look=True)
     if json:
         print_json(DeviceList(devices=found))
     else:

@@ -3,44 +3,111 @@
 from __future__ import annotations
 
 import functools
-import ipaddress
-import logging
+import sys
 from collections.abc import Callable
-from typing import Annotated
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from kernelwright.db import Job, Store
+from kernelwright.errors import UsageError
 from kernelwright.search import Runner, open_runner
 from kernelwright.service import cli_options as options
 from kernelwright.service.cli_output import print_json, to_stderr
 from kernelwright.service.device_args import parse_device
+from kernelwright.service.guard import is_loopback
+from kernelwright.service.logs import configure_logs
 from kernelwright.service.settings import Settings, load_settings
 from kernelwright.service.worker import Worker, WorkerOptions, stopped_by_signals
+
+if TYPE_CHECKING:
+    import uvicorn
+    from fastapi import FastAPI
 
 Host = Annotated[str | None, typer.Option("--host", help="Address to listen on. [default: 127.0.0.1]")]
 Port = Annotated[int | None, typer.Option("--port", help="Port to listen on. [default: 8765]")]
 Once = Annotated[bool, typer.Option("--once", help="Do one job if there is one, then end.")]
 Devices = Annotated[list[str] | None, typer.Option("--device", help="Take only jobs for this device; may be repeated.")]
+InsecureOpen = Annotated[
+    bool | None, typer.Option("--insecure-open", help="Listen for other machines although nothing asks for a key.")
+]
+Certificate = Annotated[
+    Path | None, typer.Option("--tls-certificate", help="PEM file with the certificate chain; speaks TLS.")
+]
+PrivateKey = Annotated[Path | None, typer.Option("--tls-key", help="PEM file with the certificate's private key.")]
+
+SWITCH_SECONDS = 0.0005
+"""How long a thread may keep the interpreter: one that asks the cost model must not hold up the others' answers."""
 
 
-def serve(host: Host = None, port: Port = None, db: options.Database = None) -> None:
-    """Serve the REST API; its documentation is at /docs."""
+def serve(
+    host: Host = None,
+    port: Port = None,
+    db: options.Database = None,
+    insecure_open: InsecureOpen = None,
+    tls_certificate: Certificate = None,
+    tls_key: PrivateKey = None,
+) -> None:
+    """Serve the REST API and the pages at /; the API's documentation is at /docs."""
     # Late, so that the other commands start without loading a web framework.
-    import uvicorn
-
     from kernelwright.service.app import create_app
 
-    settings = load_settings(host=host, port=port, db=db)
-    if not _is_loopback(settings.host):
-        to_stderr(f"Warning: {settings.host} is reachable from other machines, and nothing asks them for a key.")
-    uvicorn.run(create_app(settings), host=settings.host, port=settings.port, log_level=settings.log_level)
+    settings = load_settings(
+        host=host, port=port, db=db, insecure_open=insecure_open, tls_certificate=tls_certificate, tls_key=tls_key
+    )
+    refuse_open(settings)
+    configure_logs(settings.log_level, settings.log_format)
+    sys.setswitchinterval(SWITCH_SECONDS)
+    _server(settings, create_app(settings)).run()
+
+
+def refuse_open(settings: Settings) -> None:
+    """UsageError when other machines could reach a service that asks for no key, unless that is wished for."""
+    if is_loopback(settings.host) or settings.require_keys:
+        return
+    with Store.open(settings.db) as store:
+        if store.list_keys():
+            return
+    if not settings.insecure_open:
+        raise UsageError(
+            f"{settings.host} is reachable from other machines, and no key was made yet; make one with `kernelwright "
+            "keys create`, set KERNELWRIGHT_REQUIRE_KEYS=true, or let everybody in with --insecure-open"
+        )
+    to_stderr(f"Warning: {settings.host} is reachable from other machines, and nothing asks them for a key.")
+
+
+def _server(settings: Settings, app: FastAPI) -> uvicorn.Server:
+    import uvicorn
+
+    class Server(uvicorn.Server):
+        """Tells the streams to end as soon as a signal comes, so that they do not hold up the end of the process."""
+
+        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+            app.state.shared.stopping.set()
+            super().handle_exit(sig, frame)
+
+    return Server(
+        uvicorn.Config(
+            app,
+            host=settings.host,
+            port=settings.port,
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            forwarded_allow_ips=settings.forwarded_allow_ips,
+            timeout_graceful_shutdown=settings.shutdown_seconds,
+            ssl_certfile=settings.tls_certificate,
+            ssl_keyfile=settings.tls_key,
+        )
+    )
 
 
 def worker(once: Once = False, device: Devices = None, db: options.Database = None, json: options.Json = False) -> None:
     """Take tuning jobs from the queue until told to stop; SIGTERM ends it after the present trial."""
     settings = load_settings(db=db)
-    logging.basicConfig(level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(message)s")
+    configure_logs(settings.log_level, settings.log_format)
     with Store.open(settings.db) as store:
         one = Worker(store, _worker_options(settings, device), _opener(settings))
         with stopped_by_signals(one):
@@ -75,10 +142,3 @@ def _tell(job: Job | None, json: bool) -> None:
         typer.echo(f"job {job.id} {job.state.value} {job.record_id or job.message}".rstrip())
     if job is not None and job.state.value == "failed":
         raise typer.Exit(1)
-
-
-def _is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"

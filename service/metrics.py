@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 
@@ -10,17 +12,56 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from kernelwright.db import Store
+
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.015, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 """Upper ends in seconds."""
 
-Counts = Callable[[], tuple[Mapping[str, int], Mapping[str, int]]]
-"""Gives the jobs by state and the stored trials by status."""
+COUNT_SECONDS = 15.0
+COUNT_SHARE = 50.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted:
+    """Jobs by state, trials by status, and trials stored a minute between the last two counts."""
+
+    jobs: Mapping[str, int]
+    trials: Mapping[str, int]
+    trials_per_minute: float
+
+
+class StoreCounts:
+    """Counts what a store holds. Trials can be many, so they are counted again only after COUNT_SECONDS, and never more
+    than a fiftieth of the time is spent on it."""
+
+    def __init__(self, store: Store, clock: Callable[[], float] = time.monotonic) -> None:
+        self._store = store
+        self._clock = clock
+        self._trials: dict[str, int] = {}
+        self._counted, self._due = float("-inf"), float("-inf")
+        self._rate = 0.0
+        self._lock = threading.Lock()
+
+    def __call__(self) -> Counted:
+        """The counts: of jobs now, of trials lately."""
+        with self._lock:
+            if self._clock() >= self._due:
+                self._count()
+            return Counted(self._store.count_jobs(), self._trials, self._rate)
+
+    def _count(self) -> None:
+        start = self._clock()
+        trials = self._store.count_trials()
+        more = sum(trials.values()) - sum(self._trials.values())
+        self._rate = 60 * max(0, more) / (start - self._counted) if self._counted > float("-inf") else 0.0
+        self._trials, self._counted = trials, start
+        self._due = start + max(COUNT_SECONDS, COUNT_SHARE * (self._clock() - start))
 
 
 class Metrics:
     """The app's counters. `counts` is asked at every scrape."""
 
-    def __init__(self, counts: Counts) -> None:
+    def __init__(self, counts: Callable[[], Counted]) -> None:
         self.registry = CollectorRegistry()
         self.queries = Counter(
             "kernelwright_queries", "Queries for a best kernel, by their answer.", ["how"], registry=self.registry
@@ -40,7 +81,7 @@ class Metrics:
 
 
 class _StoreCollector(Collector):
-    def __init__(self, counts: Counts) -> None:
+    def __init__(self, counts: Callable[[], Counted]) -> None:
         self._counts = counts
 
     def describe(self) -> Iterable[Metric]:
@@ -48,43 +89,59 @@ class _StoreCollector(Collector):
         return ()
 
     def collect(self) -> Iterable[Metric]:
-        by_state, by_status = self._counts()
-        jobs = GaugeMetricFamily("kernelwright_jobs", "Jobs by state.", labels=["state"])
-        for state, count in by_state.items():
+        counted = self._counts()
+        jobs = GaugeMetricFamily(
+            "kernelwright_jobs", "Jobs by state; the queue is as deep as queued says.", labels=["state"]
+        )
+        for state, count in counted.jobs.items():
             jobs.add_metric([state], count)
         trials = CounterMetricFamily("kernelwright_trials", "Trials stored, by status.", labels=["status"])
-        for status, count in by_status.items():
+        for status, count in counted.trials.items():
             trials.add_metric([status], count)
-        return (jobs, trials)
+        rate = GaugeMetricFamily("kernelwright_trials_per_minute", "Trials stored a minute, lately.")
+        rate.add_metric([], counted.trials_per_minute)
+        return (jobs, trials, rate)
 
 
 class LatencyMiddleware:
-    """Observes how long each request took, under its route's template ("/v1/jobs/{id}"), never under raw paths."""
+    """Observes how long each answer took to begin, under its route's template ("/v1/jobs/{id}"), never under raw paths.
+
+    Streams go on after they began, for as long as somebody listens.
+    """
 
     def __init__(self, app: ASGIApp, metrics: Metrics) -> None:
         self.app = app
-        self.metrics = metrics
+        self._latency = metrics.latency
+        self._observers: dict[tuple[str, str, int], Histogram] = {}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
-        status = 500
         start = time.perf_counter()
+        seen = False
 
         async def watch(message: Message) -> None:
-            nonlocal status
+            nonlocal seen
             if message["type"] == "http.response.start":
-                status = message["status"]
+                seen = True
+                self._observe(scope, message["status"], time.perf_counter() - start)
             await send(message)
 
         try:
             await self.app(scope, receive, watch)
         finally:
-            route = getattr(scope.get("route"), "path", "none")
-            method = scope["method"] if scope["method"] in METHODS else "other"
-            self.metrics.latency.labels(method, route, str(status)).observe(time.perf_counter() - start)
+            if not seen:
+                self._observe(scope, 500, time.perf_counter() - start)
+
+    def _observe(self, scope: Scope, status: int, seconds: float) -> None:
+        method = scope["method"] if scope["method"] in METHODS else "other"
+        labels = (method, getattr(scope.get("route"), "path", "none"), status)
+        observer = self._observers.get(labels)
+        if observer is None:
+            observer = self._observers[labels] = self._latency.labels(*map(str, labels))
+        observer.observe(seconds)
 
 
 METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})

@@ -8,9 +8,16 @@ from pydantic import BaseModel, ConfigDict, Field
 
 MAX_TEXT = 200
 
+MAX_DIMS = 16
+MAX_STEPS = 16
+
 How = Literal["measured", "stale", "nearest", "predicted", "vendor"]
 JobState = Literal["queued", "running", "done", "failed", "cancelled"]
+TrialStatus = Literal["ok", "wrong_result", "build_error", "out_of_resources", "crashed", "timeout"]
 ShortText = Annotated[str, Field(max_length=MAX_TEXT)]
+Shape = ShortText | Annotated[dict[ShortText, int], Field(max_length=MAX_DIMS)]
+Epilogue = ShortText | Annotated[list[ShortText], Field(max_length=MAX_STEPS)]
+Next = Annotated[str | None, Field(description="Where the next page is, as in the Link header; None on the last page.")]
 
 
 class ScheduleOut(BaseModel):
@@ -103,25 +110,150 @@ class RecordOut(BaseModel):
     links: Links
 
 
-class JobIn(BaseModel):
-    """A request to tune one workload on one device."""
+class RecordList(BaseModel):
+    """A page of records, newest first."""
+
+    records: list[RecordOut]
+    next: Next = None
+
+
+class WorkloadIn(BaseModel):
+    """A workload as people type it."""
 
     model_config = ConfigDict(extra="forbid")
 
-    operator: ShortText = "matmul"
-    shape: ShortText | dict[ShortText, int] = Field(
-        examples=["M=2048,N=4096,K=4096", {"M": 2048, "N": 4096, "K": 4096}]
+    operator: ShortText = Field("matmul", description="Name of the operator.", examples=["matmul"])
+    shape: Shape = Field(
+        description="Sizes by name.", examples=["M=2048,N=4096,K=4096", {"M": 2048, "N": 4096, "K": 4096}]
     )
-    dtype: ShortText = "bf16"
-    layout: ShortText = "nt"
-    epilogue: ShortText | list[ShortText] = Field("", examples=["bias,gelu"])
-    out_dtype: ShortText | None = None
-    error_budget: float | None = None
-    device: ShortText = Field("cuda", examples=["cuda", "replay:h100"])
-    strategy: ShortText = "model"
+    dtype: ShortText = Field("bf16", description="Element type of the operands.", examples=["bf16"])
+    layout: ShortText = Field("nt", description="nt (an nn.Linear), nn, tn or tt.", examples=["nt"])
+    epilogue: Epilogue = Field("", description="Steps done on the result.", examples=["bias,gelu"])
+    out_dtype: ShortText | None = Field(None, description="Element type of the result, if another.")
+    error_budget: float | None = Field(None, description="Largest relative error allowed, between 0 and 1.")
+
+
+class JobIn(WorkloadIn):
+    """A request to tune one workload on one device."""
+
+    device: ShortText = Field("cuda", description="What to measure on.", examples=["cuda", "replay:h100"])
+    strategy: ShortText = Field("model", description="model, random or exhaustive.", examples=["model"])
     trials: int | None = Field(None, ge=1, le=1_000_000, description="Trial budget; 64 when neither budget is given.")
     seconds: float | None = Field(None, gt=0, le=604_800, allow_inf_nan=False, description="Time budget.")
-    seed: int = Field(0, ge=0, le=2**31 - 1)
+    seed: int = Field(0, ge=0, le=2**31 - 1, description="Makes random choices repeatable.")
+
+
+class BatchIn(BaseModel):
+    """Many questions about one GPU, such as all matrix products of a model."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        json_schema_extra={
+            "examples": [
+                {
+                    "hardware": "h100",
+                    "workloads": [
+                        {"operator": "matmul", "shape": "M=2048,N=4096,K=4096"},
+                        {"operator": "matmul", "shape": {"M": 2048, "N": 14336, "K": 4096}, "epilogue": ["gelu"]},
+                    ],
+                }
+            ]
+        },
+    )
+
+    hardware: ShortText = Field(description="Name of the GPU.", examples=["h100"])
+    workloads: list[WorkloadIn] = Field(min_length=1, max_length=10_000)
+    predict: bool = Field(
+        False,
+        description="Whether the cost model answers where nothing was measured, which can take a second a workload; "
+        "at most 20 workloads may be asked at once then.",
+    )
+
+
+class BatchItem(BaseModel):
+    """One answer of a batch: either `best`, or why there is none."""
+
+    best: BestKernel | None
+    error: str | None
+
+
+class BatchOut(BaseModel):
+    """The answers, in the order of the workloads."""
+
+    results: list[BatchItem]
+
+
+class TableRow(BaseModel):
+    """A range of sizes with one answer. The figures are those of its first size."""
+
+    low: int = Field(description="The first size of the range.")
+    high: int | None = Field(description="The last size of the range, None for the last range, which is open.")
+    values: list[int] = Field(description="The sizes in the range that were asked for.")
+    how: list[How] = Field(description="How the answer for each of these sizes is known.")
+    choice: Literal["kernel", "vendor"]
+    schedule: ScheduleOut | None
+    expected_us: list[float | None] = Field(description="For each of these sizes, in microseconds.")
+
+
+class TableOut(BaseModel):
+    """A dispatch table: the best schedule by the size of one dimension, neighbours with one answer merged."""
+
+    operator: str
+    hardware: HardwareOut
+    dim: str
+    fixed: dict[str, int] = Field(description="Sizes of the other dimensions.")
+    rows: list[TableRow]
+
+
+class WorkloadOut(BaseModel):
+    """A workload that trials or jobs exist for."""
+
+    key: str
+    label: str
+    workload: dict[str, Any]
+    links: dict[str, str]
+
+
+class WorkloadList(BaseModel):
+    """A page of workloads, by key."""
+
+    workloads: list[WorkloadOut]
+    next: Next = None
+
+
+class TrialOut(BaseModel):
+    """One schedule that was tried, with what came of it. Later ones have larger numbers."""
+
+    number: int
+    status: TrialStatus
+    schedule: ScheduleOut
+    median_us: float | None = Field(description="Median time of one call in microseconds; None for a failure.")
+    error: float | None = Field(description="Relative error against the reference (Frobenius norm).")
+    message: str = Field(description="Why it failed.")
+    hardware: str = Field(description="Short name of the GPU.")
+    measured_at: str
+
+
+class TrialList(BaseModel):
+    """A page of trials, oldest first."""
+
+    trials: list[TrialOut]
+    next: Next = None
+
+
+class ParetoPoint(BaseModel):
+    """A trial that no other beats in both time and error."""
+
+    median_us: float
+    error: float | None
+    schedule: ScheduleOut
+    measured_at: str
+
+
+class ParetoOut(BaseModel):
+    """The Pareto front of a workload on a GPU, fastest first."""
+
+    points: list[ParetoPoint]
 
 
 class JobOut(BaseModel):
@@ -147,9 +279,28 @@ class JobOut(BaseModel):
 
 
 class JobList(BaseModel):
-    """Jobs, newest first."""
+    """A page of jobs, newest first."""
 
     jobs: list[JobOut]
+    next: Next = None
+
+
+class AuditOut(BaseModel):
+    """One change: who made it, when, and to what. who: the id of a key, "open" where none is asked for, "cli"."""
+
+    id: int
+    at: str
+    who: str
+    action: str
+    subject: str
+    detail: str
+
+
+class AuditList(BaseModel):
+    """A page of the audit log, newest first."""
+
+    entries: list[AuditOut]
+    next: Next = None
 
 
 class DeviceOut(BaseModel):
@@ -157,7 +308,7 @@ class DeviceOut(BaseModel):
 
     slug: str
     key: str
-    present: bool = Field(description="Whether it is in the machine that answers.")
+    present: bool | None = Field(description="Whether it is in the machine that answers; None: nobody looked.")
     replay: bool = Field(description="Whether recorded trials of it can be tuned on as replay:<slug>.")
     spec: dict[str, Any]
 
@@ -183,13 +334,13 @@ class OperatorList(BaseModel):
 
 
 class Health(BaseModel):
-    """Whether the service can do its work."""
+    """Whether the service can do its work. Where keys are asked for, those without one learn the status only."""
 
     status: Literal["ok"]
-    version: str
-    database: str
-    schema_version: str
-    records: int
+    version: str | None = None
+    database: str | None = None
+    schema_version: str | None = None
+    records: int | None = None
 
 
 class Problem(BaseModel):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import Field, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
@@ -37,6 +37,44 @@ class Settings(BaseSettings):
     recorded: Path | None = Field(None, description="Folder of recordings for replay devices; default: those packaged.")
     log_level: str = Field(
         "info", pattern="^(critical|error|warning|info|debug)$", description="Least severity that is logged."
+    )
+    log_format: Literal["text", "json"] = Field(
+        "text", description="How `serve` and `worker` log: text for people, json for one object a line."
+    )
+    api_key: str | None = Field(None, repr=False, description="API key that the client sends to a service.")
+    require_keys: bool = Field(
+        False, description="Whether the API asks for a key even before one was made; once one is, it always asks."
+    )
+    insecure_open: bool = Field(
+        False, description="Whether `serve` may listen for other machines although nothing asks for a key."
+    )
+    trusted_hosts: str = Field(
+        "", description="Host names, with commas, by which browsers may reach a service that asks for no key."
+    )
+    forwarded_allow_ips: str = Field(
+        "127.0.0.1", description="Addresses of proxies, with commas, whose X-Forwarded-For and -Proto are believed."
+    )
+    tls_certificate: Path | None = Field(None, description="PEM file with the certificate chain; `serve` speaks TLS.")
+    tls_key: Path | None = Field(None, description="PEM file with the certificate's private key.")
+    rate_limit: float | None = Field(
+        None,
+        ge=0,
+        description="Requests a second for each key or address, 0 for no limit; default: 100, none without keys.",
+    )
+    rate_burst: int = Field(200, ge=1, description="Requests that may come at once before the rate limit holds.")
+    max_body_bytes: int = Field(1 << 20, ge=1024, description="Largest request body in bytes.")
+    max_batch: int = Field(500, ge=1, le=10_000, description="Most workloads in one batch query.")
+    cache_bytes: int = Field(
+        48 << 20, ge=0, description="Memory for answers that were given before, in bytes; 0 keeps none."
+    )
+    cache_seconds: float = Field(
+        1.0, gt=0, le=60, description="Most seconds until an answer shows what another process wrote."
+    )
+    event_seconds: float = Field(
+        0.5, ge=0.05, description="Seconds between two looks at a job whose progress is being watched."
+    )
+    shutdown_seconds: int = Field(
+        10, ge=1, description="Most seconds that `serve` takes to answer what it has begun when it is told to stop."
     )
 
 

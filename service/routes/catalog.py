@@ -2,23 +2,31 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
 
 from kernelwright.service.catalog import list_devices, list_operators
-from kernelwright.service.problems import RESPONSES
+from kernelwright.service.conditional import ETAG_HEADERS, IF_NONE_MATCH, told
+from kernelwright.service.problems import NOT_MODIFIED, responses
 from kernelwright.service.schemas import DeviceList, OperatorList
 from kernelwright.service.state import State
 
-router = APIRouter(prefix="/v1", tags=["catalog"], responses=RESPONSES)
+router = APIRouter(prefix="/v1", tags=["catalog"], responses=responses())
+
+_TAGGED: dict[str, Any] = {"parameters": [IF_NONE_MATCH]}
+_OK: dict[int | str, dict[str, Any]] = {200: {"headers": ETAG_HEADERS}, **NOT_MODIFIED}
 
 
-@router.get("/devices", summary="GPUs that have a name")
-def devices(state: State) -> DeviceList:
-    """Their limits and rates, with where the figures come from."""
-    return DeviceList(devices=list_devices(state.settings.recorded))
+@router.get(
+    "/devices", summary="GPUs that have a name", response_model=DeviceList, responses=_OK, openapi_extra=_TAGGED
+)
+def devices(request: Request, state: State) -> Response:
+    """Their limits and rates, with where the figures come from. Which of them a worker has, the service cannot tell."""
+    return told(request, DeviceList(devices=list_devices(state.settings.recorded, look=False)))
 
 
-@router.get("/operators", summary="Operators")
-def operators() -> OperatorList:
+@router.get("/operators", summary="Operators", response_model=OperatorList, responses=_OK, openapi_extra=_TAGGED)
+def operators(request: Request) -> Response:
     """Their dimensions and templates."""
-    return OperatorList(operators=list_operators())
+    return told(request, OperatorList(operators=list_operators()))

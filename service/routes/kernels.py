@@ -1,120 +1,175 @@
-"""Kernels: the best one for a workload, records by id, and their source."""
+"""Kernels: the best one for a workload, for many, or by size; records by id, and their source."""
 
 from __future__ import annotations
 
-import dataclasses
-from typing import Annotated
+import json
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from fastapi import APIRouter, Depends, Query, Request
+from anyio import to_thread
+from fastapi import APIRouter, Request, Response
 from fastapi.responses import PlainTextResponse
 
-from kernelwright.errors import InvalidWorkload
+from kernelwright.errors import UsageError
 from kernelwright.kernels.device import named_device
-from kernelwright.search import Answer
-from kernelwright.service.answering import source_of_answer, source_of_record, tell, tell_record
+from kernelwright.service.answer_cache import Given
+from kernelwright.service.answering import source_of_answer, source_of_record, tell_hardware, tell_record
+from kernelwright.service.conditional import ETAG_HEADERS, IF_NONE_MATCH, next_page, tagged, told
 from kernelwright.service.missing import NotFound
-from kernelwright.service.problems import RESPONSES
-from kernelwright.service.schemas import BestKernel, RecordOut, ShortText
+from kernelwright.service.problems import NOT_MODIFIED, responses
+from kernelwright.service.questions import QuestionIn, parameters_of, read_question, try_workloads
+from kernelwright.service.routes.params import After, Hardware, Id, Limit, Operator
+from kernelwright.service.schemas import BatchIn, BatchOut, BestKernel, RecordList, RecordOut, TableOut
 from kernelwright.service.state import AppState, State
-from kernelwright.service.workload_args import WorkloadArgs, add_dim, parse_epilogue, parse_shape
-from kernelwright.types import DeviceSpec, TuningRecord, Workload
+from kernelwright.service.table import TableIn, merged_rows, table_questions
+from kernelwright.types import TuningRecord, Workload
 
-router = APIRouter(prefix="/v1/kernels", tags=["kernels"], responses=RESPONSES)
+router = APIRouter(prefix="/v1/kernels", tags=["kernels"], responses=responses(404))
 
-PARAMETERS = frozenset({"operator", "shape", "dtype", "layout", "epilogue", "out_dtype", "error_budget", "hardware"})
-"""Query parameters of a question; any other one is the size of a dimension."""
+MAX_PREDICTED = 20
 
-MAX_DIM_NAME = 16
+PYTHON = "text/x-python"
 
-DIMS = {
-    "parameters": [
-        {
-            "name": name,
-            "in": "query",
-            "required": False,
-            "schema": {"type": "integer", "minimum": 1},
-            "description": f"Size of dimension {name}, instead of `shape`.",
-        }
-        for name in ("M", "N", "K")
-    ]
+_QUESTION = {"parameters": [*parameters_of(QuestionIn, "M", "N", "K"), IF_NONE_MATCH]}
+_TABLE = {"parameters": [*parameters_of(TableIn), IF_NONE_MATCH]}
+_TAGGED: dict[str, Any] = {"parameters": [IF_NONE_MATCH]}
+_OK: dict[int | str, dict[str, Any]] = {200: {"headers": ETAG_HEADERS}, **NOT_MODIFIED}
+_FILE: dict[int | str, dict[str, Any]] = {
+    200: {"headers": ETAG_HEADERS, "content": {PYTHON: {"schema": {"type": "string"}}}},
+    **NOT_MODIFIED,
 }
-"""For the OpenAPI document: dimensions are read from the query by whatever names the operator has."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Question:
-    """A checked workload and the GPU it is asked for."""
+@router.get(
+    "/best",
+    summary="The fastest known kernel for a workload on a GPU",
+    response_model=BestKernel,
+    responses=_OK,
+    openapi_extra=_QUESTION,
+)
+async def best(request: Request) -> Response:
+    """Never an error for a miss: the answer says how it is known, down to "vendor"."""
+    state: AppState = request.app.state.shared
+    query: bytes = request.scope["query_string"]
+    given = state.best.remembered(query)
+    if given is None:
+        asked = read_question(request)
+        given = await state.best.one(asked.workload, asked.device, query)
+    return tagged(request, given.body, given.etag)
 
-    workload: Workload
-    device: DeviceSpec
+
+@router.post(
+    "/best:batch",
+    summary="The fastest known kernels for many workloads",
+    response_model=BatchOut,
+    responses=responses(404, 413),
+)
+async def batch(state: State, body: BatchIn) -> Response:
+    """Answers in the order of the workloads, from one read of the database. A workload that cannot be does not keep
+    the others from their answers. Without `predict` an answer is "vendor" where nothing near was measured."""
+    most = min(state.settings.max_batch, MAX_PREDICTED if body.predict else state.settings.max_batch)
+    if len(body.workloads) > most:
+        raise UsageError(f"a batch may have {most} workloads, got {len(body.workloads)}; ask in parts")
+    device = named_device(body.hardware)
+    asked = await to_thread.run_sync(try_workloads, body.workloads)
+    workloads = [item for item in asked if isinstance(item, Workload)]
+    given = iter(await state.best.many(workloads, device, body.predict))
+    return Response(_batch_body(asked, given), media_type="application/json")
 
 
-def question(
-    request: Request,
-    operator: Annotated[ShortText, Query(description="Name of the operator.", examples=["matmul"])],
-    hardware: Annotated[ShortText, Query(description="Name of the GPU.", examples=["h100"])],
-    shape: Annotated[ShortText | None, Query(examples=["M=2048,N=4096,K=4096"])] = None,
-    dtype: Annotated[ShortText, Query(description="Element type of the operands.")] = "bf16",
-    layout: Annotated[ShortText, Query(description="nt (an nn.Linear), nn, tn or tt.")] = "nt",
-    epilogue: Annotated[ShortText, Query(examples=["bias,gelu"])] = "",
-    out_dtype: Annotated[ShortText | None, Query(description="Element type of the result, if another.")] = None,
-    error_budget: Annotated[float | None, Query(description="Largest relative error allowed.")] = None,
-) -> Question:
-    """Read a question from the query parameters."""
-    args = WorkloadArgs(
-        operator, _dims(request, shape), dtype, layout, parse_epilogue(epilogue), out_dtype or None, error_budget
+@router.get(
+    "/table",
+    summary="A dispatch table: the best schedule by size",
+    response_model=TableOut,
+    responses=_OK,
+    openapi_extra=_TABLE,
+)
+async def table(request: Request) -> Response:
+    """For each size of one dimension the best that the records tell; neighbouring sizes with one answer are merged."""
+    state: AppState = request.app.state.shared
+    asked = await to_thread.run_sync(table_questions, request)
+    answers = await state.best.answers(asked.workloads, asked.device)
+    out = TableOut(
+        operator=asked.workloads[0].operator,
+        hardware=tell_hardware(asked.device),
+        dim=asked.dim,
+        fixed=asked.fixed,
+        rows=merged_rows(asked.values, answers),
     )
-    return Question(args.workload(), named_device(hardware))
+    return told(request, out)
 
 
-def _dims(request: Request, shape: str | None) -> dict[str, int]:
-    dims = parse_shape(shape) if shape else {}
-    for name, value in request.query_params.multi_items():
-        if name not in PARAMETERS:
-            if len(name) > MAX_DIM_NAME:
-                known = ", ".join(sorted(PARAMETERS))
-                raise InvalidWorkload(f"parameter must be one of {known} or a dimension, got {name[:40]!r}")
-            add_dim(dims, name, value)
-    return dims
+@router.get("", summary="Tuning records, newest first", response_model=RecordList, responses=_OK, openapi_extra=_TAGGED)
+def records(
+    request: Request,
+    state: State,
+    operator: Operator = None,
+    hardware: Hardware = None,
+    after: After = None,
+    limit: Limit = 100,
+) -> Response:
+    """All records, or those of one operator or GPU; those in quarantine are left out."""
+    device_key = named_device(hardware).key if hardware else None
+    found = state.store.records(operator or None, device_key, limit + 1, after=after)
+    page = [tell_record(record) for record in found[:limit]]
+    last = page[-1].id if len(found) > limit else None
+    return told(request, RecordList(records=page, next=next_page(request, last)))
 
 
-def _answer(state: AppState, asked: Question) -> Answer:
+@router.get(
+    "/best/source",
+    summary="Its standalone file",
+    response_class=PlainTextResponse,
+    responses=_FILE,
+    openapi_extra=_QUESTION,
+)
+def best_source(request: Request) -> Response:
+    """The kernel of the same question as a Python file that needs only torch and triton."""
+    state: AppState = request.app.state.shared
+    asked = read_question(request)
     answer = state.answers.best(asked.workload, asked.device)
     state.metrics.queries.labels(answer.how).inc()
-    return answer
+    return _python(request, source_of_answer(answer), f"{asked.workload.operator}_{asked.workload.key}")
 
 
-@router.get("/best", summary="The fastest known kernel for a workload on a GPU", openapi_extra=DIMS)
-def best(state: State, asked: Annotated[Question, Depends(question)]) -> BestKernel:
-    """Never an error for a miss: the answer says how it is known, down to "vendor"."""
-    return tell(_answer(state, asked))
-
-
-@router.get("/best/source", summary="Its standalone file", openapi_extra=DIMS, response_class=PlainTextResponse)
-def best_source(state: State, asked: Annotated[Question, Depends(question)]) -> PlainTextResponse:
-    """The kernel of the same question as a Python file that needs only torch and triton."""
-    return _python(source_of_answer(_answer(state, asked)), f"{asked.workload.operator}_{asked.workload.key}")
-
-
-@router.get("/{record_id}", summary="A tuning record")
-def record(state: State, record_id: str) -> RecordOut:
+@router.get("/{record_id}", summary="A tuning record", response_model=RecordOut, responses=_OK, openapi_extra=_TAGGED)
+def record(request: Request, state: State, record_id: Id) -> Response:
     """The record in full, with the vendor call it was timed against."""
-    return tell_record(_find(state, record_id))
+    return told(request, tell_record(_find(state, record_id)))
 
 
-@router.get("/{record_id}/source", summary="A record's kernel as a file", response_class=PlainTextResponse)
-def source(state: State, record_id: str) -> PlainTextResponse:
-    """A Python file that needs only torch and triton."""
-    return _python(source_of_record(_find(state, record_id)), f"kernel_{record_id}")
+@router.get(
+    "/{record_id}/source",
+    summary="A record's kernel as a file",
+    response_class=PlainTextResponse,
+    responses=_FILE,
+    openapi_extra=_TAGGED,
+)
+def source(request: Request, state: State, record_id: Id) -> Response:
+    """A Python file that needs only torch and triton, rendered from the templates of the running version."""
+    found = _find(state, record_id)
+    return _python(request, source_of_record(found), f"kernel_{found.key}")
+
+
+def _batch_body(asked: Sequence[Workload | str], found: Iterator[Given]) -> bytes:
+    """JSON of a BatchOut, put together from answers that are JSON already."""
+    parts = (
+        b'{"best":null,"error":' + json.dumps(item).encode() + b"}"
+        if isinstance(item, str)
+        else b'{"best":' + next(found).body + b',"error":null}'
+        for item in asked
+    )
+    return b'{"results":[' + b",".join(parts) + b"]}"
 
 
 def _find(state: AppState, record_id: str) -> TuningRecord:
     found = state.store.get_record(record_id)
     if found is None:
-        raise NotFound(f"no record has the id {record_id[:80]!r}; GET /v1/kernels/best gives ids")
+        raise NotFound(f"no record has the id {record_id[:80]!r}; GET /v1/kernels lists them")
     return found
 
 
-def _python(text: str, name: str) -> PlainTextResponse:
-    headers = {"Content-Disposition": f'inline; filename="{name}.py"'}
-    return PlainTextResponse(text, media_type="text/x-python", headers=headers)
+def _python(request: Request, text: str, name: str) -> Response:
+    response = tagged(request, text.encode(), media_type=PYTHON)
+    response.headers["content-disposition"] = f'inline; filename="{name}.py"'
+    return response

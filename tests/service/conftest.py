@@ -129,13 +129,13 @@ def app(settings: Settings) -> Iterator[FastAPI]:
 
 @pytest.fixture
 def http(app: FastAPI) -> Iterator[httpx.Client]:
-    with httpx.Client(transport=AppTransport(app), base_url="http://test") as client:
+    with httpx.Client(transport=AppTransport(app), base_url="http://127.0.0.1") as client:
         yield client
 
 
 @pytest.fixture
 def client(app: FastAPI) -> Iterator[Client]:
-    with Client("http://test", transport=AppTransport(app)) as made:
+    with Client("http://127.0.0.1", transport=AppTransport(app)) as made:
         yield made
 
 

@@ -89,7 +89,7 @@ def test_job_from_request_to_source(http: httpx.Client, store: Store, settings: 
     assert http.get(job["links"]["source"]).status_code == 200
     assert http.get(job["links"]["record"]).json()["id"] == job["record_id"]
     assert [entry["id"] for entry in http.get("/v1/jobs").json()["jobs"]] == [job["id"]]
-    assert http.get("/v1/jobs", params={"state": "queued"}).json() == {"jobs": []}
+    assert http.get("/v1/jobs", params={"state": "queued"}).json()["jobs"] == []
 
 
 @pytest.mark.usefixtures("no_gpu")
