@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from sqlalchemy import ColumnElement, Engine, exc, func, select
 
 from kernelwright.db.engine import session_scope
-from kernelwright.db.rows import Parts, Reader, insert_new, lock_bulk_writers, trial_row
+from kernelwright.db.rows import Mark, Parts, Reader, insert_new, lock_bulk_writers, trial_row
 from kernelwright.db.tables import TrialRow
 from kernelwright.db.trust import Trust
 from kernelwright.errors import UsageError
@@ -79,6 +79,12 @@ class TrialStore:
             conditions.append(TrialRow.trust != Trust.UNTRUSTED.value)
         return self._read_trials(conditions)
 
+    def marked_trials(self, operator: str | None = None, device_key: str | None = None) -> Iterator[tuple[Trial, Mark]]:
+        """The trials of this operator and device (None: any), oldest first, with what is known of each."""
+        wanted = {TrialRow.operator: operator, TrialRow.device_key: device_key}
+        conditions = [column == value for column, value in wanted.items() if value is not None]
+        return self._read_marked(conditions)
+
     def trials_of_job(self, job_id: str, after: int = 0) -> Iterator[Trial]:
         """The trials that a job has stored so far, oldest first; a resumed job need not measure them again.
 
@@ -139,6 +145,9 @@ class TrialStore:
             return Reader().trials(session, [by_id[row_id] for row_id in chosen])
 
     def _read_trials(self, conditions: list[ColumnElement[bool]], after: int = 0) -> Iterator[Trial]:
+        return (trial for trial, _ in self._read_marked(conditions, after))
+
+    def _read_marked(self, conditions: list[ColumnElement[bool]], after: int = 0) -> Iterator[tuple[Trial, Mark]]:
         # No transaction stays open between pages: a slow reader must not keep SQLite's log from being folded in.
         reader = Reader()
         last = after
@@ -146,7 +155,8 @@ class TrialStore:
             query = select(TrialRow).where(TrialRow.id > last, *conditions).order_by(TrialRow.id).limit(PAGE)
             with session_scope(self.engine) as session:
                 rows = session.scalars(query).all()
-                page = reader.trials(session, rows)
+                marks = [Mark(Trust(row.trust), row.source) for row in rows]
+                page = list(zip(reader.trials(session, rows), marks, strict=True))
                 last = rows[-1].id if rows else last
             yield from page
             if len(page) < PAGE:

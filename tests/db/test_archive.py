@@ -62,7 +62,12 @@ def test_merging_adds_to_what_is_there(other: Store, exported: Path) -> None:
 def test_of_two_records_with_one_key_the_newer_stays(store: Store, exported: Path, there: str, stays: bool) -> None:
     mine = record(RECORDS[0].workload, created_at=there, trials=1)
     store.put_winner(mine)
-    assert import_archive(store, exported).records == (2 if stays else 3)
+    with Store.open("sqlite://") as other:
+        import_archive(other, exported)
+        for value in RECORDS:
+            other.put_winner(value)
+        export_archive(other, exported, key="ours")
+    assert import_archive(store, exported, key="ours").records == (2 if stays else 3)
     assert store.get_record(mine.key) == (mine if stays else RECORDS[0])
 
 
@@ -76,7 +81,7 @@ def test_a_part_may_be_exported(other: Store, tmp_path: Path) -> None:
 def test_a_name_in_gz_is_compressed(other: Store, tmp_path: Path) -> None:
     path = tmp_path / "some.jsonl.gz"
     export_archive(other, path)
-    assert gzip.decompress(path.read_bytes()).startswith(b'{"format":"kernelwright-archive","version":1}')
+    assert gzip.decompress(path.read_bytes()).startswith(b'{"format":"kernelwright-archive","version":2}')
     with Store.open("sqlite://") as store:
         assert import_archive(store, path) == Counts(1, 0)
     path.write_bytes(path.read_bytes()[:-20])
@@ -103,10 +108,10 @@ SPOILED: dict[str, tuple[Spoil, str]] = {
     "other json": (lambda lines: [b'{"name": "x"}\n', *lines[1:]], "must be a file that `kernelwright export` wrote"),
     "binary": (lambda lines: [bytes(range(256))], "must be a file that `kernelwright export` wrote"),
     "later version": (
-        lambda lines: signed([lines[0].replace(b":1}", b":2}"), *lines[1:-1]], 20, 3),
-        "has archive version 2, this release reads up to 1; upgrade kernelwright",
+        lambda lines: signed([lines[0].replace(b":2}", b":3}"), *lines[1:-1]], 20, 3),
+        "has archive version 3, this release reads up to 2; upgrade kernelwright",
     ),
-    "version in words": (lambda lines: [lines[0].replace(b":1}", b':"1"}')], "version must be a whole number, got '1'"),
+    "version in words": (lambda lines: [lines[0].replace(b":2}", b':"1"}')], "version must be a whole number, got '1'"),
     "unknown kind": (lambda lines: signed([*lines[:5], b'{"job":{}}\n'], 4, 0), "line 6: no trial or record"),
     "unknown field": (lambda lines: signed([lines[0], b'{"trial":{"colour":1}}\n'], 1, 0), "Trial has no field colour"),
     "part missing": (lambda lines: signed([lines[0], b'{"trial":{}}\n'], 1, 0), "line 2: no trial or record"),
