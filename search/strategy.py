@@ -8,6 +8,8 @@ from typing import Protocol
 from kernelwright.cost_model.model import CostModel
 from kernelwright.errors import UnknownStrategy
 from kernelwright.kernels.space import Space
+from kernelwright.search.bayesian_search import BayesianSearch
+from kernelwright.search.evolutionary_search import EvolutionarySearch
 from kernelwright.search.exhaustive_search import ExhaustiveSearch
 from kernelwright.search.model_guided_search import ModelGuidedSearch
 from kernelwright.search.random_search import RandomSearch
@@ -40,6 +42,14 @@ def _exhaustive(_w: Workload, _d: DeviceSpec, space: Space, _s: int, _m: CostMod
     return ExhaustiveSearch(space)
 
 
+def _evolutionary(_w: Workload, _d: DeviceSpec, space: Space, seed: int, _m: CostModel | None) -> Strategy:
+    return EvolutionarySearch(space, seed)
+
+
+def _bayesian(_w: Workload, _d: DeviceSpec, space: Space, seed: int, _m: CostModel | None) -> Strategy:
+    return BayesianSearch(space, seed)
+
+
 def _model(workload: Workload, device: DeviceSpec, space: Space, seed: int, model: CostModel | None) -> Strategy:
     if model is None:
         # Late, because a trained model brings xgboost.
@@ -49,7 +59,13 @@ def _model(workload: Workload, device: DeviceSpec, space: Space, seed: int, mode
     return ModelGuidedSearch(workload, device, space, seed, model)
 
 
-STRATEGIES: dict[str, StrategyFactory] = {"model": _model, "random": _random, "exhaustive": _exhaustive}
+STRATEGIES: dict[str, StrategyFactory] = {
+    "model": _model,
+    "bayesian": _bayesian,
+    "evolutionary": _evolutionary,
+    "random": _random,
+    "exhaustive": _exhaustive,
+}
 """Every strategy by the name users type."""
 
 

@@ -42,6 +42,18 @@ class TestModelGuidedSearchOverARecording(StrategyContract):
         return FiniteSpace(list(fake_space())[::2])
 
 
+class TestBayesianSearch(StrategyContract):
+    @pytest.fixture
+    def make(self) -> MakeStrategy:
+        return lambda space, seed: made("bayesian", space, seed)
+
+
+class TestEvolutionarySearch(StrategyContract):
+    @pytest.fixture
+    def make(self) -> MakeStrategy:
+        return lambda space, seed: made("evolutionary", space, seed)
+
+
 class TestRandomSearch(StrategyContract):
     @pytest.fixture
     def make(self) -> MakeStrategy:
@@ -55,7 +67,7 @@ class TestExhaustiveSearch(StrategyContract):
 
 
 def test_an_unknown_strategy_is_told_the_names() -> None:
-    with pytest.raises(UnknownStrategy, match="model, random, exhaustive, got 'annealing'"):
+    with pytest.raises(UnknownStrategy, match="model, bayesian, evolutionary, random, exhaustive, got 'annealing'"):
         made("annealing", fake_space())
 
 
