@@ -7,8 +7,8 @@ import functools
 import itertools
 import math
 import random
-from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, Mapping, Sequence, ValuesView
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Protocol
 
 from kernelwright.types import FrozenMap, Scalar, Schedule, digest
 
@@ -46,42 +46,30 @@ class _NotSet(Exception):
     """A constraint asked for a knob, `args[0]`, that has no value yet."""
 
 
-class _Partial(dict[str, Scalar]):
-    """Values of the first few knobs of `names`. Asking for one that comes later raises _NotSet; so does whatever needs
-    them all, with the last one."""
+class _Partial(Mapping[str, Scalar]):
+    """Values chosen for the first few knobs of `names`. Asking for one that comes later raises _NotSet; so does
+    whatever needs them all, with the last one."""
 
     def __init__(self, names: Sequence[str]) -> None:
-        super().__init__()
         self.names = names
+        self.chosen: dict[str, Scalar] = {}
 
-    def __missing__(self, name: str) -> Scalar:
-        raise _NotSet(name) if name in self.names else KeyError(name)
-
-    def get(self, name: str, default: Any = None) -> Any:
-        return self[name] if name in self.names else default
+    def __getitem__(self, name: str) -> Scalar:
+        try:
+            return self.chosen[name]
+        except KeyError:
+            raise (_NotSet(name) if name in self.names else KeyError(name)) from None
 
     def __contains__(self, name: object) -> bool:
         return name in self.names
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._whole())
-
-    def __len__(self) -> int:
-        return len(self._whole())
-
-    def keys(self) -> KeysView[str]:
-        return self._whole().keys()
-
-    def values(self) -> ValuesView[Scalar]:
-        return self._whole().values()
-
-    def items(self) -> ItemsView[str, Scalar]:
-        return self._whole().items()
-
-    def _whole(self) -> dict[str, Scalar]:
         for last in self.names[-1:]:
             self[last]
-        return {name: self[name] for name in self.names}
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
 
 
 Waiting = list[tuple[str, Constraint]]
@@ -181,17 +169,17 @@ class KnobSpace(_Enumerated):
     def _enumerate(self, depth: int, partial: _Partial, waiting: Waiting, out: list[Schedule]) -> None:
         """Add the members that begin with the knobs set so far, in the order of `itertools.product`."""
         if depth == len(partial.names):
-            out.append(Schedule(self.template, FrozenMap(dict(partial.items()))))
+            out.append(Schedule(self.template, FrozenMap(partial.chosen)))
             return
         name = partial.names[depth]
         due = [constraint for wanted, constraint in waiting if wanted == name]
         later = [entry for entry in waiting if entry[0] != name]
         for value in self.knobs[name].values:
-            partial[name] = value
+            partial.chosen[name] = value
             still = _narrowed(due, partial)
             if still is not None:
                 self._enumerate(depth + 1, partial, later + still, out)
-        del partial[name]
+        del partial.chosen[name]
 
     @functools.cached_property
     def fingerprint(self) -> str:
