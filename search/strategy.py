@@ -7,6 +7,7 @@ from typing import Protocol
 
 from kernelwright.cost_model.model import CostModel
 from kernelwright.errors import UnknownStrategy
+from kernelwright.kernels import OPERATORS
 from kernelwright.kernels.space import Space
 from kernelwright.search.bayesian_search import BayesianSearch
 from kernelwright.search.evolutionary_search import EvolutionarySearch
@@ -51,6 +52,8 @@ def _bayesian(_w: Workload, _d: DeviceSpec, space: Space, seed: int, _m: CostMod
 
 
 def _model(workload: Workload, device: DeviceSpec, space: Space, seed: int, model: CostModel | None) -> Strategy:
+    if model is None and workload.operator not in OPERATORS:
+        return BayesianSearch(space, seed)
     if model is None:
         # Late, because a trained model brings xgboost.
         from kernelwright.cost_model import packaged_model
@@ -74,7 +77,8 @@ def make_strategy(
 ) -> Strategy:
     """The strategy of that name over a space; UnknownStrategy lists the names there are.
 
-    model: what "model" starts from; None takes the packaged one.
+    model: what "model" starts from; None takes the packaged one. On an operator that is not ours there is none, and
+    "model" learns from the search alone, as "bayesian" does.
     """
     if name not in STRATEGIES:
         raise UnknownStrategy(f"strategy must be one of {', '.join(STRATEGIES)}, got {name!r}")

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 from kernelwright.errors import KernelwrightError, UsageError
-from kernelwright.service import cli_data, cli_keys, cli_query, cli_service, cli_tune
+from kernelwright.service import cli_data, cli_evaluate, cli_keys, cli_query, cli_refresh, cli_service, cli_tune
 from kernelwright.service.cli_output import to_stderr
 
 app = typer.Typer(
@@ -44,8 +44,10 @@ app.command("worker")(cli_service.worker)
 app.command("devices")(cli_data.devices)
 app.command("export")(cli_data.export)
 app.command("import")(cli_data.import_)
+app.command("refresh")(cli_refresh.refresh_command)
 app.command("audit")(cli_keys.audit)
 app.add_typer(cli_data.db_app, name="db")
+app.add_typer(cli_evaluate.evaluate_app, name="evaluate")
 app.add_typer(cli_keys.keys_app, name="keys")
 
 
