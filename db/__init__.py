@@ -4,6 +4,7 @@ from kernelwright.db.access_store import ApiKey, AuditEntry
 from kernelwright.db.archive import export_archive, import_archive
 from kernelwright.db.engine import default_url, open_engine, upgrade
 from kernelwright.db.jobs import Job, JobRequest, JobState
+from kernelwright.db.retention import Pruned, prune
 from kernelwright.db.store import Store
 from kernelwright.db.trial_store import StoredTrial
 from kernelwright.db.trust import RecordState, Trust
@@ -14,6 +15,7 @@ __all__ = [
     "Job",
     "JobRequest",
     "JobState",
+    "Pruned",
     "RecordState",
     "Store",
     "StoredTrial",
@@ -22,5 +24,6 @@ __all__ = [
     "export_archive",
     "import_archive",
     "open_engine",
+    "prune",
     "upgrade",
 ]

@@ -116,7 +116,8 @@ class ArchiveLines:
 
     def __init__(self, store: Store, operator: str | None, device_key: str | None, key: str | None) -> None:
         self._store = store
-        self._wanted = {"operator": operator, "device_key": device_key}
+        self._operator = operator
+        self._device_key = device_key
         self._key = key
         self.counts = Counts()
 
@@ -136,11 +137,11 @@ class ArchiveLines:
         self.counts = Counts(trials, records, trusted=bool(self._key))
 
     def _trials(self) -> Iterator[Line]:
-        for trial, mark in self._store.marked_trials(**self._wanted):
+        for trial, mark in self._store.marked_trials(self._operator, self._device_key):
             yield {"trial": trial.to_json(), **_told(mark)}
 
     def _records(self) -> Iterator[Line]:
-        records = self._store.records(**self._wanted, limit=None)
+        records = self._store.records(self._operator, self._device_key, limit=None)
         for start in range(0, len(records), PAGE):
             page = records[start : start + PAGE]
             states = self._store.record_states(record.key for record in page)

@@ -8,7 +8,7 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from typing import Any
 
 from kernelwright.types import FrozenMap, Trial, TuningRecord
@@ -38,9 +38,9 @@ def check_text(text: object, name: str) -> None:
 
 
 @functools.cache
-def _hints(kind: type) -> Mapping[str, Any]:
+def _hints(kind: Hashable) -> Mapping[str, Any]:
     hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
 
 
 def _check(value: object, hint: Any, name: str) -> None:

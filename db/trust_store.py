@@ -68,11 +68,12 @@ class TrustStore:
         if not counts:
             return
         with session_scope(self.engine, write=True) as session:
+            moment = session.scalar(select(now(session)))
             # In the order of the keys, so that no two writers wait in a circle.
-            for key, count in sorted(counts.items()):
-                statement = dialect_insert(session, UseRow).values(record_key=key, count=count, last_used=now(session))
-                more = {"count": UseRow.count + count, "last_used": now(session)}
-                session.execute(statement.on_conflict_do_update(index_elements=["record_key"], set_=more))
+            rows = [{"record_key": key, "count": counts[key], "last_used": moment} for key in sorted(counts)]
+            statement = dialect_insert(session, UseRow)
+            more = {"count": UseRow.count + statement.excluded.count, "last_used": statement.excluded.last_used}
+            session.execute(statement.on_conflict_do_update(index_elements=["record_key"], set_=more), rows)
 
     def to_refresh(
         self, device_key: str, toolchain_key: str, fingerprints: Mapping[str, str], limit: int | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from kernelwright.cost_model.roofline_model import RooflineModel
 from kernelwright.errors import UsageError
 from kernelwright.kernels import get_operator
 from kernelwright.kernels.operator import Operator, roofline_us
+from kernelwright.search.staleness import UNTRUSTED, why_stale
 from kernelwright.types import DeviceSpec, Schedule, Toolchain, TuningRecord, Workload
 
 NEAREST_FACTOR = 2.0
@@ -35,11 +36,21 @@ class Records(Protocol):
         ...
 
 
+@runtime_checkable
+class SharedRecords(Protocol):
+    """What a place adds where records of others may come in."""
+
+    def find_untrusted(self, workload_key: str, device_key: str) -> list[TuningRecord]:
+        """Records of that workload and device that nobody vouches for, newest first; not among `find_records`."""
+        ...
+
+
 @dataclasses.dataclass(frozen=True)
 class Answer:
     """What to run, and why.
 
-    how: "measured" (this workload, device, toolchain and kernel source), "stale" (an older toolchain or source),
+    how: "measured" (this workload, device, toolchain and kernel source), "stale" (another toolchain or source, or a
+        record that nobody vouches for),
         "nearest" (a measured workload of nearly the same size), "predicted" (the cost model's first choice) or "vendor"
         (nothing of ours is known).
     schedule: our best, None for "vendor". choice: "kernel" where ours is known to be faster than the vendor library,
@@ -85,10 +96,15 @@ def find_winner(
     fresh = [r for r in same if toolchain in (None, r.toolchain) and _is_current(r, fingerprints)]
     if fresh:
         return _from_record(workload, device, _best_of_newest(fresh), "measured", "measured on this very workload")
-    legal = [record for record in same if _is_legal(operator, workload, device, record.schedule)]
-    if legal:
-        note = "measured with an older toolchain or kernel source; tune again to be sure"
-        return _from_record(workload, device, _best_of_newest(legal), "stale", note)
+    untrusted = records.find_untrusted(workload.key, device.key) if isinstance(records, SharedRecords) else []
+    for found in (same, untrusted):
+        legal = [record for record in found if _is_legal(operator, workload, device, record.schedule)]
+        if legal:
+            best = _best_of_newest(legal)
+            reasons = [UNTRUSTED] if found is untrusted else []
+            reasons += filter(None, [why_stale(best, toolchain, fingerprints)])
+            note = f"{' and '.join(reasons)}; tune it again or run `kernelwright refresh` to be sure"
+            return _from_record(workload, device, best, "stale", note)
     near = _nearest(operator, workload, device, records.neighbours(workload, device.key), fingerprints)
     if near is not None:
         return _from_neighbour(operator, workload, device, near, model)

@@ -24,6 +24,7 @@ from kernelwright.service.job_feed import JobFeed
 from kernelwright.service.logs import RequestLog
 from kernelwright.service.metrics import LatencyMiddleware, Metrics, StoreCounts
 from kernelwright.service.openapi import describe
+from kernelwright.service.opening import open_store
 from kernelwright.service.problems import install_handlers
 from kernelwright.service.routes import catalog, jobs, kernels, operations, workloads
 from kernelwright.service.settings import Settings
@@ -42,7 +43,7 @@ logger = logging.getLogger(__name__)
 
 def create_app(settings: Settings) -> FastAPI:
     """The app over the database that the settings name; raises DatabaseError when it cannot be opened."""
-    store = Store.open(settings.db)
+    store = open_store(settings)
     state = _state(settings, store)
 
     @contextlib.asynccontextmanager

@@ -18,6 +18,7 @@ from kernelwright.service.cli_output import print_best, print_json, to_stderr
 from kernelwright.service.client import Client
 from kernelwright.service.device_args import device_for_query, parse_device
 from kernelwright.service.missing import NotFound
+from kernelwright.service.opening import open_store
 from kernelwright.service.settings import Settings, load_settings
 from kernelwright.service.workload_args import WorkloadArgs
 from kernelwright.types import DeviceSpec, Toolchain
@@ -98,7 +99,7 @@ def toolchain_for(hardware: str | None, device: str | None) -> Toolchain | None:
 
 def local_answer(settings: Settings, args: WorkloadArgs, device: DeviceSpec, toolchain: Toolchain | None) -> Answer:
     """The answer from the database."""
-    with Store.open(settings.db) as store:
+    with open_store(settings) as store:
         return Answers(store).best(args.workload(), device, toolchain)
 
 

@@ -35,6 +35,12 @@ class Settings(BaseSettings):
         30.0, gt=0, description="A job whose worker gave no sign of life for this many seconds goes back to the queue."
     )
     recorded: Path | None = Field(None, description="Folder of recordings for replay devices; default: those packaged.")
+    pretuned: bool = Field(
+        True, description="Whether `serve` and `query` fill an empty database with the records that ship with us."
+    )
+    share_key: str | None = Field(
+        None, min_length=16, repr=False, description="Secret shared by a team: signs exports, and vouches for imports."
+    )
     log_level: str = Field(
         "info", pattern="^(critical|error|warning|info|debug)$", description="Least severity that is logged."
     )

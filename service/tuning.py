@@ -62,9 +62,13 @@ def tune_and_store(store: Store, runner: Runner, request: TuneRequest, on_trial:
 
 
 def known_trials(store: Store, runner: Runner, workload: Workload) -> list[Trial]:
-    """The stored trials that a run on this runner need not repeat: same device, toolchain and template sources."""
+    """The stored trials that a run on this runner need not repeat: same device, toolchain and template sources.
+
+    Those that were imported without a valid signature are not among them.
+    """
     current = code_of(runner, workload)
-    found = store.trials(workload_key=workload.key, device_key=runner.device.key, toolchain_key=runner.toolchain.key)
+    place = {"workload_key": workload.key, "device_key": runner.device.key, "toolchain_key": runner.toolchain.key}
+    found = store.trials(**place, trusted=True)
     return [
         trial
         for trial in found

@@ -117,7 +117,7 @@ def store(db_url: str) -> Iterator[Store]:
 
 @pytest.fixture
 def settings(db_url: str, recorded: Path) -> Settings:
-    return Settings(db=db_url, recorded=recorded)
+    return Settings(db=db_url, recorded=recorded, pretuned=False)
 
 
 @pytest.fixture

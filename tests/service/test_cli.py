@@ -49,6 +49,7 @@ def cli(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("KERNELWRIGHT_DB", db_url)
     monkeypatch.setenv("KERNELWRIGHT_RECORDED", str(recorded))
+    monkeypatch.setenv("KERNELWRIGHT_PRETUNED", "0")
     return CommandLine(capsys)
 
 
@@ -132,16 +133,6 @@ def test_worker_does_one_job(cli: CommandLine, store: Store, args: WorkloadArgs)
     store.submit(JobRequest(args.workload(), "replay:l4"))
     code, out, _ = cli.run("worker", "--once")
     assert code == 1 and "failed" in out and "l4" in out
-
-
-def test_export_and_import(cli: CommandLine) -> None:
-    cli.json("tune", *PROBLEM, "--device", "replay:h100", "--trials", "8", "--strategy", "random")
-    assert cli.json("export", "all.jsonl") == {"file": "all.jsonl", "trials": 8, "records": 1}
-    assert cli.json("export", "none.jsonl", "--hardware", "l4")["trials"] == 0
-    db = ["--db", "sqlite:///copy.db"]
-    assert cli.json("import", "all.jsonl", *db) == {"file": "all.jsonl", "trials": 8, "records": 1}
-    assert cli.json("import", "all.jsonl", *db)["trials"] == 0
-    assert cli.json("query", *PROBLEM, "--hardware", "h100", *db)["how"] == "measured"
 
 
 @pytest.mark.usefixtures("no_gpu")
