@@ -9,18 +9,18 @@ from __future__ import annotations
 import copy
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from kernelwright.cost_model.families import DEFAULT_GROUPING, groups_by_name
 from kernelwright.cost_model.model import CostModel, Scores, shares, workload_groups
 from kernelwright.cost_model.roofline_model import RooflineModel
-from kernelwright.cost_model.train import DEFAULT_OBJECTIVE, DEFAULT_ROUNDS, OBJECTIVES, train
-from kernelwright.cost_model.xgboost_model import XGBoostModel
+from kernelwright.cost_model.train import DEFAULT_OBJECTIVE, DEFAULT_ROUNDS, train
 from kernelwright.errors import UsageError
-from kernelwright.types import Trial
+from kernelwright.types import Trial, digest
 
 MakeModel = Callable[[Sequence[Trial]], CostModel]
 """From the trials to train on to a model, which must be fit for `copy.deepcopy`."""
@@ -32,10 +32,25 @@ _BATCH = 4
 
 
 @dataclasses.dataclass(frozen=True)
+class Plan:
+    """How models are judged. folds: into how many parts the workloads are cut. grouping: a name in GROUPINGS, what is
+    never cut. rounds, jobs: as for `train`. online: whether to judge learning from measurements too, which takes longer
+    than all the rest."""
+
+    operator: str = "matmul"
+    folds: int = 6
+    grouping: str = DEFAULT_GROUPING
+    rounds: int = DEFAULT_ROUNDS
+    jobs: int | None = None
+    online: bool = True
+
+
+@dataclasses.dataclass(frozen=True)
 class Row:
     """One workload's result. top1, shortlist, online: quality of the first choice, of the best of the 16 ranked
-    highest, and of the best after 16 measurements in batches of 4 with updates between. spearman: rank correlation
-    between scores and speeds of the schedules that worked, NaN for fewer than 3. schedules: how many were recorded."""
+    highest, and of the best after 16 measurements in batches of 4 with updates between. decile: share of the fastest
+    tenth that is in the tenth ranked highest, 0.1 by chance. spearman: rank correlation between scores and speeds of
+    the schedules that worked, NaN for fewer than 3. schedules: how many were recorded."""
 
     workload: str
     device: str
@@ -43,30 +58,40 @@ class Row:
     top1: float
     shortlist: float
     online: float
+    decile: float
     spearman: float
 
 
-def evaluate(
-    trials: Iterable[Trial], make_model: MakeModel, operator: str = "matmul", folds: int = 6, online: bool = True
-) -> list[Row]:
+def evaluate(trials: Iterable[Trial], make_model: MakeModel, plan: Plan = Plan()) -> list[Row]:
     """Judge models on the workloads left out of their training, one fold at a time.
 
-    All trials of a workload, on every device, are in the same fold. UsageError when fewer than two workloads have a
-    trial that is ok.
+    UsageError when fewer than two of the plan's groups have a trial that is ok.
     """
-    groups = judged_groups(trials, operator)
-    names = sorted({group[0].workload.key for group in groups})
-    if len(names) < 2:
+    return [judge(model, group, plan.online) for _, model, group in held_out(trials, make_model, plan)]
+
+
+def held_out(
+    trials: Iterable[Trial], make_model: MakeModel, plan: Plan = Plan()
+) -> Iterator[tuple[int, CostModel, list[Trial]]]:
+    """Each workload group that has a trial that is ok, with the number of its fold and a copy of the model that was
+    trained on the other folds. Workloads of one group by the plan's grouping are all in one fold, on every device.
+    UsageError as for `evaluate`."""
+    groups = judged_groups(trials, plan.operator)
+    names = groups_by_name((group[0].workload for group in groups), plan.grouping)
+    order = sorted(set(names.values()), key=digest)
+    if len(order) < 2:
         raise UsageError(
-            f"evaluation needs at least two {operator} workloads with a trial that is ok, got {len(names)}"
+            f"evaluation needs trials that are ok of at least two {plan.operator} groups by {plan.grouping}, "
+            f"got {len(order)}"
         )
-    rows = []
-    for fold in range(min(folds, len(names))):
-        held = set(names[fold :: min(folds, len(names))])
-        kept = [trial for group in groups if group[0].workload.key not in held for trial in group]
+    folds = min(plan.folds, len(order))
+    for fold in range(folds):
+        held = set(order[fold::folds])
+        kept = [trial for group in groups if names[group[0].workload] not in held for trial in group]
         model = make_model(kept)
-        rows += [judge(copy.deepcopy(model), group, online) for group in groups if group[0].workload.key in held]
-    return rows
+        for group in groups:
+            if names[group[0].workload] in held:
+                yield fold, copy.deepcopy(model), group
 
 
 def judged_groups(trials: Iterable[Trial], operator: str) -> list[list[Trial]]:
@@ -88,6 +113,7 @@ def judge(model: CostModel, group: Sequence[Trial], online: bool = True) -> Row:
         top1=float(share[order[0]]),
         shortlist=float(share[order[:SHORTLIST]].max()),
         online=online_quality(model, group) if online else math.nan,
+        decile=decile_recall(scores, share),
         spearman=spearman(scores[share > 0], share[share > 0]),
     )
 
@@ -112,7 +138,15 @@ def random_row(group: Sequence[Trial]) -> Row:
     share = np.sort(shares(group))[::-1]
     expected = expected_best(share, SHORTLIST)
     first = group[0]
-    return Row(str(first.workload), first.device.slug, len(group), float(share.mean()), expected, expected, 0.0)
+    chance = max(1, len(group) // 10) / len(group)
+    return Row(str(first.workload), first.device.slug, len(group), float(share.mean()), expected, expected, chance, 0.0)
+
+
+def decile_recall(scores: Scores, share: Scores) -> float:
+    """Of the fastest tenth of the schedules, the part that is also in the tenth with the highest scores."""
+    count = max(1, len(share) // 10)
+    fastest = np.argsort(-share, kind="stable")[:count]
+    return len(np.intersect1d(fastest, np.argsort(-scores, kind="stable")[:count])) / count
 
 
 def expected_best(values: Scores, count: int) -> float:
@@ -141,7 +175,7 @@ def _ranks(values: Scores) -> npt.NDArray[np.float64]:
 def summarise(rows: Sequence[Row]) -> dict[str, float]:
     """Median, mean and 10th percentile over workloads; NaN figures are left out."""
     out: dict[str, float] = {}
-    for name in ("top1", "shortlist", "online", "spearman"):
+    for name in ("top1", "shortlist", "online", "decile", "spearman"):
         values = np.array([getattr(row, name) for row in rows], dtype=np.float64)
         values = values[np.isfinite(values)]
         if len(values):
@@ -154,32 +188,30 @@ def summarise(rows: Sequence[Row]) -> dict[str, float]:
 
 
 def evaluate_report(
-    trials: Iterable[Trial],
-    operator: str = "matmul",
-    objectives: Sequence[str] = (DEFAULT_OBJECTIVE,),
-    folds: int = 6,
-    rounds: int = DEFAULT_ROUNDS,
-    jobs: int | None = None,
+    trials: Iterable[Trial], objectives: Sequence[str] = (DEFAULT_OBJECTIVE,), plan: Plan = Plan()
 ) -> dict[str, Any]:
     """Learned models, one for each training objective, beside the roofline and random choice; fit for JSON.
 
-    Keys: operator, workloads, trials, failures, folds, shortlist, models (name to the figures of `summarise`) and
-    rows (one object for each model and workload).
+    Keys: operator, grouping, groups, workloads, trials, failures, folds, rounds, shortlist, models (name to the figures
+    of `summarise`) and rows (one object for each model and workload).
     """
-    groups = judged_groups(trials, operator)
+    groups = judged_groups(trials, plan.operator)
     kept = [trial for group in groups for trial in group]
     results: dict[str, list[Row]] = {
         "random": [random_row(group) for group in groups],
-        "roofline": [judge(RooflineModel(operator), group) for group in groups],
+        "roofline": [judge(RooflineModel(plan.operator), group, plan.online) for group in groups],
     }
     for objective in objectives:
-        results[f"xgboost:{objective}"] = evaluate(kept, _trainer(operator, objective, rounds, jobs), operator, folds)
+        results[f"xgboost:{objective}"] = evaluate(kept, trainer(objective, plan), plan)
     return {
-        "operator": operator,
+        "operator": plan.operator,
+        "grouping": plan.grouping,
+        "groups": len(set(groups_by_name((group[0].workload for group in groups), plan.grouping).values())),
         "workloads": len({group[0].workload.key for group in groups}),
         "trials": len(kept),
         "failures": sum(not trial.measurement.ok for trial in kept),
-        "folds": folds,
+        "folds": plan.folds,
+        "rounds": plan.rounds,
         "shortlist": SHORTLIST,
         "models": {name: summarise(rows) for name, rows in results.items()},
         "rows": [_plain(name, row) for name, rows in results.items() for row in rows],
@@ -195,27 +227,9 @@ def best_objective(report: Mapping[str, Any]) -> str:
     return chosen.removeprefix("xgboost:")
 
 
-def train_best(
-    trials: Iterable[Trial],
-    operator: str = "matmul",
-    folds: int = 6,
-    rounds: int = DEFAULT_ROUNDS,
-    jobs: int | None = None,
-) -> tuple[XGBoostModel, dict[str, Any]]:
-    """A model trained on all trials for the objective that does best on workloads left out, with the report.
-
-    The model's metadata holds the figures of its objective under "evaluation".
-    """
-    kept = list(trials)
-    report = evaluate_report(kept, operator, tuple(OBJECTIVES), folds, rounds, jobs)
-    objective = best_objective(report)
-    model = train(kept, operator, objective, rounds, jobs)
-    model.metadata["evaluation"] = report["models"][f"xgboost:{objective}"]
-    return model, report
-
-
-def _trainer(operator: str, objective: str, rounds: int, jobs: int | None) -> MakeModel:
-    return lambda trials: train(trials, operator, objective, rounds, jobs)
+def trainer(objective: str, plan: Plan) -> MakeModel:
+    """What trains a model for an objective as the plan says."""
+    return lambda trials: train(trials, plan.operator, objective, plan.rounds, plan.jobs)
 
 
 def _plain(model: str, row: Row) -> dict[str, Any]:

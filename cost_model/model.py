@@ -31,6 +31,11 @@ class CostModel(Protocol):
         UnknownOperator when the operator has no features."""
         ...
 
+    def expected_regret(self, workload: Workload, device: DeviceSpec, schedules: Sequence[Schedule]) -> Scores:
+        """For each schedule the share of the best speed, in [0, 1], that running it is expected to lose. `schedules` is
+        what there is to choose from; the model's first choice has the least regret."""
+        ...
+
     def update(self, trials: Sequence[Trial]) -> None:
         """Learn from new trials, failures included; fits again when enough came to pay for it."""
         ...

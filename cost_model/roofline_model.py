@@ -8,6 +8,7 @@ from typing import Self
 
 import numpy as np
 
+from kernelwright.cost_model.calibration import UNCALIBRATED, regret_of_all
 from kernelwright.cost_model.features import geometry
 from kernelwright.cost_model.model import Scores, read_model, squash, write_model
 from kernelwright.cost_model.roofline_estimate import estimate, estimate_beside_reference
@@ -28,6 +29,12 @@ class RooflineModel:
         """Share of the best speed expected, in (0, 1], against the best of a fixed list of usual schedules."""
         expected = estimate_beside_reference(geometry(workload, device, schedules))
         return squash(np.log2(expected.reference / expected.total))
+
+    def expected_regret(self, workload: Workload, device: DeviceSpec, schedules: Sequence[Schedule]) -> Scores:
+        """What each schedule is expected to lose; for the first choice a constant, found on an H100."""
+        if not schedules:
+            return np.empty(0)
+        return regret_of_all(UNCALIBRATED, -np.log2(self.expected_us(workload, device, schedules)))
 
     def update(self, trials: Sequence[Trial]) -> None:
         """Nothing: the estimate has no parameters to learn."""

@@ -17,6 +17,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
+from kernelwright.cost_model.calibration import UNCALIBRATED, Calibration, regret_of_all
 from kernelwright.cost_model.examples import FloatArray, estimated_log_shares, examples, within_groups
 from kernelwright.cost_model.features import features
 from kernelwright.cost_model.model import Scores, read_model, squash, write_model
@@ -70,7 +71,7 @@ class XGBoostModel:
     """Ranks schedules with boosted trees; without trained ones it starts from the analytic estimate.
 
     operator: what it ranks. trained: trees from recorded workloads. metadata: how they were trained.
-    corrections: trees that earlier updates fitted, in order.
+    corrections: trees that earlier updates fitted, in order. calibration: what turns scores into expected regret.
     """
 
     def __init__(
@@ -79,11 +80,13 @@ class XGBoostModel:
         trained: TrainedTrees | None = None,
         metadata: Mapping[str, Any] | None = None,
         corrections: Sequence[Any] = (),
+        calibration: Calibration | None = None,
     ) -> None:
         import_xgboost()
         self.operator = operator
         self.trained = trained
         self.metadata = dict(metadata or {})
+        self.calibration = calibration
         self._earlier = tuple(corrections)
         self._latest: Any = None
         self._trials: list[Trial] = []
@@ -91,12 +94,30 @@ class XGBoostModel:
 
     def predict(self, workload: Workload, device: DeviceSpec, schedules: Sequence[Schedule]) -> Scores:
         """Expected share of the best speed for each schedule, in (0, 1]; does not depend on the others given."""
-        self._require(workload.operator)
+        return squash(self.log_shares(workload, device, schedules)[0])
+
+    def expected_regret(self, workload: Workload, device: DeviceSpec, schedules: Sequence[Schedule]) -> Scores:
+        """Share of the best speed among the schedules that each is expected to lose, by the calibration; a model
+        that has none says of its first choice what the analytic one does."""
         if not schedules:
             return np.empty(0)
+        log_shares, estimate = self.log_shares(workload, device, schedules)
+        if self.calibration is None:
+            return regret_of_all(UNCALIBRATED, log_shares)
+        return self.calibration.regret(workload, device, log_shares, estimate)
+
+    def log_shares(
+        self, workload: Workload, device: DeviceSpec, schedules: Sequence[Schedule]
+    ) -> tuple[FloatArray, FloatArray]:
+        """log2 of the share of the best speed for each schedule, as this model expects it and as the analytic one does;
+        neither is bounded by 0."""
+        self._require(workload.operator)
+        if not schedules:
+            return np.empty(0), np.empty(0)
         rows = features(workload, device, schedules)
         known = self._known(rows)
-        return squash(known if self._latest is None else _corrected(known, self._latest, rows))
+        said = known if self._latest is None else _corrected(known, self._latest, rows)
+        return said, estimated_log_shares(rows, self.operator)
 
     def update(self, trials: Sequence[Trial]) -> None:
         """Add trials of this operator and fit the correction again once they grew by a tenth (at least 4)."""
@@ -110,7 +131,12 @@ class XGBoostModel:
         """Write the trees, the correction learned from updates included, and the metadata as one JSON file."""
         corrections = [*self._earlier, *([] if self._latest is None else [self._latest])]
         trees = self.trained and {**vars(self.trained), "booster": _pack(self.trained.booster)}
-        content = {"metadata": self.metadata, "trained": trees, "corrections": [_pack(c) for c in corrections]}
+        content = {
+            "metadata": self.metadata,
+            "trained": trees,
+            "corrections": [_pack(c) for c in corrections],
+            "calibration": self.calibration and self.calibration.to_json(),
+        }
         write_model(path, "xgboost", self.operator, content)
 
     @classmethod
@@ -120,7 +146,9 @@ class XGBoostModel:
         trees = data["trained"]
         trained = trees and TrainedTrees(**{**trees, "booster": _unpack(trees["booster"], path)})
         corrections = [_unpack(text, path) for text in data["corrections"]]
-        return cls(data["operator"], trained, data["metadata"], corrections)
+        fitted = data.get("calibration")
+        calibration = Calibration.from_json(fitted) if fitted else None
+        return cls(data["operator"], trained, data["metadata"], corrections, calibration)
 
     def _known(self, rows: npt.NDArray[np.float32]) -> FloatArray:
         estimate = estimated_log_shares(rows, self.operator)

@@ -56,7 +56,7 @@ class Answer:
     schedule: our best, None for "vendor". choice: "kernel" where ours is known to be faster than the vendor library,
         otherwise "vendor". expected_us: the schedule's time in microseconds, measured or estimated. vendor, vendor_us:
         the library call and its measured time. roofline: least possible time over expected_us. record: where it comes
-        from. regret: share of the best speed that may be lost, where the cost model can tell. note: one plain sentence.
+        from. regret: share of the best speed that it loses on average, where the cost model can tell. note: why, in words.
     """
 
     how: str
@@ -208,8 +208,9 @@ def _predicted(operator: Operator, workload: Workload, device: DeviceSpec, model
     schedules = list(operator.space(workload, device)) if model is not None else []
     if model is None or not schedules:
         return None
-    scores = model.predict(workload, device, schedules)
-    first = schedules[int(np.argmax(scores))]
+    regrets = model.expected_regret(workload, device, schedules)
+    place = int(np.argmin(regrets))
+    first = schedules[place]
     expected = float(RooflineModel(operator.name).expected_us(workload, device, [first])[0])
     here = _roofline_us(operator, workload, device)
     return Answer(
@@ -219,7 +220,7 @@ def _predicted(operator: Operator, workload: Workload, device: DeviceSpec, model
         schedule=first,
         expected_us=expected,
         roofline=here / expected if here and expected else None,
-        regret=max(0.0, 1 - float(np.max(scores))),
+        regret=float(regrets[place]),
         note="the cost model's first choice, never measured; the vendor library stays the safe one until it is tuned",
     )
 
@@ -229,8 +230,7 @@ def _regret(
 ) -> float | None:
     if model is None:
         return None
-    scores = model.predict(workload, device, [schedule, *operator.space(workload, device)])
-    return max(0.0, 1 - float(scores[0] / np.max(scores)))
+    return float(model.expected_regret(workload, device, [schedule, *operator.space(workload, device)])[0])
 
 
 def _roofline_us(operator: Operator, workload: Workload, device: DeviceSpec) -> float | None:

@@ -40,7 +40,7 @@ def print_best(best: BestKernel) -> None:
         ("roofline", "unknown" if best.roofline_percent is None else f"{best.roofline_percent:.1f} %"),
     ]
     if best.regret is not None:
-        rows.append(("regret", f"up to {100 * best.regret:.1f} %"))
+        rows.append(("expected regret", f"{100 * best.regret:.1f} %"))
     if best.toolchain is not None:
         t = best.toolchain
         rows.append(("toolchain", f"triton {t.triton}, torch {t.torch}, driver {t.driver}, {t.compiler}"))

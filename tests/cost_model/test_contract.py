@@ -41,6 +41,19 @@ def test_a_score_does_not_depend_on_the_others(
     assert model.predict(workload, h100, candidates[40:43]) == pytest.approx(together[40:43], rel=1e-5)
 
 
+def test_the_first_choice_has_the_least_regret(
+    model: CostModel, make_matmul: Make, h100: DeviceSpec, candidates: list[Schedule]
+) -> None:
+    for dims in ((4096, 4096, 4096), (1, 1, 1), (7, 100_000, 3)):
+        workload = make_matmul(*dims)
+        regret = model.expected_regret(workload, h100, candidates)
+        scores = model.predict(workload, h100, candidates)
+        assert ((regret >= 0) & (regret <= 1)).all()
+        assert scores[np.argmin(regret)] == scores.max()
+        assert regret.min() > 0, "no model is sure"
+    assert model.expected_regret(make_matmul(8, 8, 8), h100, []).shape == (0,)
+
+
 def test_updates_take_failures_and_nothing(
     model: CostModel, recorded: list[Trial], h100: DeviceSpec, candidates: list[Schedule]
 ) -> None:

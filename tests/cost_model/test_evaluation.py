@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -11,7 +11,9 @@ import pytest
 from kernelwright.cost_model import CostModel, RooflineModel
 from kernelwright.cost_model.evaluation import (
     SHORTLIST,
+    Plan,
     best_objective,
+    decile_recall,
     evaluate,
     evaluate_report,
     expected_best,
@@ -19,10 +21,10 @@ from kernelwright.cost_model.evaluation import (
     judged_groups,
     random_row,
     spearman,
-    train_best,
 )
+from kernelwright.cost_model.families import family
 from kernelwright.errors import UsageError
-from kernelwright.types import Schedule, Trial
+from kernelwright.types import Schedule, Trial, Workload
 
 
 class Oracle(RooflineModel):
@@ -41,7 +43,7 @@ class Oracle(RooflineModel):
 def test_a_model_that_knows_all_has_no_regret(recorded: list[Trial]) -> None:
     group = judged_groups(recorded, "matmul")[0]
     row = judge(Oracle(group), group)
-    assert (row.top1, row.shortlist, row.online) == (1, 1, 1)
+    assert (row.top1, row.shortlist, row.online, row.decile) == (1, 1, 1, 1)
     assert row.spearman == pytest.approx(1)
     assert row.schedules == len(group)
 
@@ -54,25 +56,41 @@ def test_a_model_that_is_always_wrong(recorded: list[Trial]) -> None:
     assert row.shortlist < random_row(group).shortlist
 
 
-def test_workloads_are_left_out_of_their_own_training(recorded: list[Trial]) -> None:
-    seen: list[set[str]] = []
+def training_sets(recorded: list[Trial], plan: Plan) -> list[set[Workload]]:
+    """What each fold's model was trained on."""
+    seen: list[set[Workload]] = []
 
     def make(trials: Sequence[Trial]) -> CostModel:
-        seen.append({t.workload.key for t in trials})
+        seen.append({t.workload for t in trials})
         return RooflineModel()
 
-    rows = evaluate(recorded, make, folds=4, online=False)
-    keys = {t.workload.key for t in recorded}
-    assert len(rows) == len(keys) == 8
-    held = [keys - kept for kept in seen]
-    assert set().union(*held) == keys
-    assert sum(map(len, held)) == len(keys)
-    assert all(math.isnan(row.online) for row in rows)
+    rows = evaluate(recorded, make, plan)
+    assert len(rows) == 8 and all(math.isnan(row.online) for row in rows)
+    return seen
 
 
-def test_one_workload_is_not_enough(recorded: list[Trial]) -> None:
-    with pytest.raises(UsageError, match="at least two matmul workloads"):
-        evaluate([t for t in recorded if t.workload == recorded[0].workload], lambda trials: RooflineModel())
+@pytest.mark.parametrize("grouping", ["family", "workload"])
+def test_workloads_are_left_out_of_their_own_training(recorded: list[Trial], grouping: str) -> None:
+    workloads = {t.workload for t in recorded}
+    held = [workloads - kept for kept in training_sets(recorded, Plan(folds=4, grouping=grouping, online=False))]
+    assert set().union(*held) == workloads
+    assert sum(map(len, held)) == len(workloads)
+
+
+def test_a_family_is_never_cut(make_trials: Callable[..., list[Trial]]) -> None:
+    shapes = [(m, n, k) for n, k in ((512, 512), (512, 1024), (1024, 512)) for m in (64, 256)]
+    trials = make_trials([*shapes, (64, 2048, 512), (64, 512, 2048)], keep=0.1)
+    for kept in training_sets(trials, Plan(folds=9, online=False)):
+        held = {t.workload for t in trials} - kept
+        assert not {family(w) for w in held} & {family(w) for w in kept}
+
+
+def test_one_group_is_not_enough(make_trials: Callable[..., list[Trial]]) -> None:
+    trials = make_trials([(64, 512, 512), (256, 512, 512)], keep=0.1)
+    with pytest.raises(UsageError, match="at least two matmul groups by family, got 1"):
+        evaluate(trials, lambda trials: RooflineModel())
+    with pytest.raises(UsageError, match="grouping must be one of family, workload, got 'shape'"):
+        evaluate(trials, lambda trials: RooflineModel(), Plan(grouping="shape"))
 
 
 def test_expected_best_is_exact() -> None:
@@ -81,6 +99,13 @@ def test_expected_best_is_exact() -> None:
         draws = [max(draw) for draw in itertools.combinations(values.tolist(), count)]
         assert expected_best(values, count) == pytest.approx(sum(draws) / len(draws))
     assert expected_best(values, 9) == 0.9
+
+
+def test_decile_recall() -> None:
+    share = np.linspace(1, 0.1, 30)
+    assert decile_recall(share, share) == 1
+    assert decile_recall(-share, share) == 0
+    assert decile_recall(np.where(np.arange(30) == 2, 0.0, share), share) == pytest.approx(2 / 3)
 
 
 def test_spearman() -> None:
@@ -93,13 +118,14 @@ def test_spearman() -> None:
 
 
 def test_report_compares_with_random_and_roofline(recorded: list[Trial]) -> None:
-    report = evaluate_report(recorded, folds=2, rounds=80, jobs=1)
+    report = evaluate_report(recorded, plan=Plan(folds=2, rounds=80, jobs=1))
     assert json.loads(json.dumps(report, allow_nan=False)) == report
     assert set(report["models"]) == {"random", "roofline", "xgboost:residual"}
     assert (report["workloads"], report["trials"], report["shortlist"]) == (8, len(recorded), SHORTLIST)
     random, learned = report["models"]["random"], report["models"]["xgboost:residual"]
     assert learned["top1_mean"] > random["top1_mean"] + 0.2
     assert learned["top1_regret_median"] == pytest.approx(1 - learned["top1_median"])
+    assert learned["decile_mean"] > random["decile_mean"] + 0.2
     assert learned["shortlist_p10"] > random["shortlist_p10"]
     assert len(report["rows"]) == 3 * 8
     assert best_objective(report) == "residual"
@@ -111,9 +137,3 @@ def test_the_best_objective_is_chosen_by_its_figures() -> None:
     assert best_objective({"models": models}) == "rank"
     with pytest.raises(UsageError, match="at least one learned model"):
         best_objective({"models": {}})
-
-
-def test_train_best_keeps_its_figures(recorded: list[Trial]) -> None:
-    few = [trial for group in judged_groups(recorded, "matmul")[:2] for trial in group[::3]]
-    model, report = train_best(few, folds=2, rounds=20, jobs=1)
-    assert model.metadata["evaluation"] == report["models"][f"xgboost:{model.metadata['objective']}"]

@@ -125,6 +125,10 @@ class HalfRightModel:
         plain = Schedule("pointer", FrozenMap({**schedule.knobs, "num_stages": 3, "num_warps": 4}))
         return 100.0 / true_us(plain)
 
+    def expected_regret(self, workload: Workload, device: DeviceSpec, schedules: Sequence[Schedule]) -> np.ndarray:
+        scores = self.predict(workload, device, schedules)
+        return 1 - scores / scores.max()
+
     def update(self, trials: Sequence[Trial]) -> None:
         self.told.extend(trials)
 
