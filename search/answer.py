@@ -56,7 +56,7 @@ class Answer:
     schedule: our best, None for "vendor". choice: "kernel" where ours is known to be faster than the vendor library,
         otherwise "vendor". expected_us: the schedule's time in microseconds, measured or estimated. vendor, vendor_us:
         the library call and its measured time. roofline: least possible time over expected_us. record: where it comes
-        from. regret: share of the best speed that it loses on average, where the cost model can tell. note: why, in words.
+        from. regret: share of the best speed that it loses on average, where the cost model tells. note: why, in words.
     """
 
     how: str
