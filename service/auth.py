@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Mapping
 
 from anyio import to_thread
+from starlette.requests import cookie_parser
 
 from kernelwright.db import Store
 from kernelwright.errors import UsageError
@@ -23,6 +24,7 @@ SCOPES = ("read", "tune", "admin")
 """What a key may do, each including those before it: ask; submit and cancel jobs; see the audit log."""
 
 PREFIX = "kw_"
+COOKIE = "kernelwright_key"
 FRESH_SECONDS = 1.0
 MAX_REMEMBERED = 1024
 
@@ -91,16 +93,19 @@ def rotate_key(store: Store, key_id: str) -> tuple[str, str]:
 
 
 def read_credentials(headers: Mapping[str, str]) -> Credentials | None:
-    """The key in `Authorization: Bearer`, in X-API-Key, or as the password of `Authorization: Basic`, which is how
-    browsers ask for one. Anything else that is sent counts as a key that nobody has."""
+    """The key in `Authorization: Bearer`, in X-API-Key, as the password of `Authorization: Basic`, or in the cookie
+    that the sign-in page sets. Anything else that is sent counts as a key that nobody has."""
     kind, _, value = headers.get("authorization", "").partition(" ")
     if kind.lower() == "basic":
         value = _password(value)
     elif kind.lower() != "bearer":
-        value = kind or headers.get("x-api-key", "")
-    value = value.strip()
-    if not value:
-        return None
+        value = kind or headers.get("x-api-key", "") or cookie_parser(headers.get("cookie", "")).get(COOKIE, "")
+    return credentials_of(value) if value.strip() else None
+
+
+def credentials_of(text: str) -> Credentials:
+    """A key as somebody typed it."""
+    value = text.strip()
     return Credentials(digest_of(value) if _TOKEN.fullmatch(value) else "")
 
 

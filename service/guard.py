@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import Mapping
-from urllib.parse import urlsplit
+from urllib.parse import urlencode, urlsplit
 
 from starlette.datastructures import Headers
+from starlette.responses import RedirectResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kernelwright.errors import KernelwrightError
@@ -20,7 +21,9 @@ MAX_HEADER_BYTES = 16 * 1024
 MAX_TARGET_BYTES = 8 * 1024
 
 SAFE_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
-OPEN_PATHS = frozenset({"/healthz"})
+OPEN_PATHS = frozenset({"/healthz", "/login"})
+OPEN_FOLDER = "/static/"
+SIGN_IN = ("/login", "/logout")
 READING_POSTS = frozenset({"/v1/kernels/best:batch"})
 ADMIN_PATHS = ("/v1/audit",)
 DEFAULT_RATE = 100.0
@@ -28,7 +31,9 @@ DEFAULT_RATE = 100.0
 
 def needed_scope(method: str, path: str) -> str | None:
     """The scope that a request needs; None for what anybody may ask. What no rule names counts as a change."""
-    if path in OPEN_PATHS and method in SAFE_METHODS:
+    if method in SAFE_METHODS and (path in OPEN_PATHS or path.startswith(OPEN_FOLDER)):
+        return None
+    if method == "POST" and path in SIGN_IN:
         return None
     if path.startswith(ADMIN_PATHS):
         return "admin"
@@ -69,7 +74,7 @@ class Guard:
             await self._admit(scope, headers)
             receive = await _bounded(headers, receive, self._settings.max_body_bytes)
         except KernelwrightError as error:
-            await answer_to_error(scope, error)(scope, receive, send)
+            await _refusal(scope, error)(scope, receive, send)
             return
         await self.app(scope, receive, send)
 
@@ -110,6 +115,15 @@ class Guard:
                 f"the service must be addressed as localhost or 127.0.0.1 while it asks for no key, got {name[:80]!r}; "
                 "name the host in KERNELWRIGHT_TRUSTED_HOSTS, or make a key: kernelwright keys create",
             )
+
+
+def _refusal(scope: Scope, error: KernelwrightError) -> Response:
+    """A problem document; for a browser without a key that wants a page, the way to the form that asks for one."""
+    wants_page = "text/html" in Headers(scope=scope).get("accept", "") and not scope["path"].startswith("/v1/")
+    if wants_page and scope["method"] in SAFE_METHODS and isinstance(error, Refused) and error.status == 401:
+        target = scope["path"] + ("?" + scope["query_string"].decode("latin-1") if scope["query_string"] else "")
+        return RedirectResponse(f"/login?{urlencode({'next': target})}", status_code=303)
+    return answer_to_error(scope, error)
 
 
 def _authorize(scope: str | None, principal: Principal | None, given: Credentials | None) -> None:

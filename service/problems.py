@@ -96,10 +96,17 @@ def answer_to_error(scope: Scope, error: KernelwrightError) -> JSONResponse:
         response = problem(scope["path"], error.status, kind, str(error))
         response.headers.update(error.headers)
         return response
-    status = next(status for kind, status in STATUS_OF if isinstance(error, kind))
+    status = status_of(error)
     if status >= 500:
         logger.error("%s %s: %s", scope["method"], scope["path"], error)
     return problem(scope["path"], status, kind_of(error), str(error))
+
+
+def status_of(error: KernelwrightError) -> int:
+    """The HTTP status that tells an error of ours."""
+    if isinstance(error, Refused):
+        return error.status
+    return next(status for kind, status in STATUS_OF if isinstance(error, kind))
 
 
 def install_handlers(app: FastAPI) -> None:
