@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import sqlite3
 import threading
 
 from sqlalchemy import Connection, Engine, PoolProxiedConnection, event, text
 
 from kernelwright.db.engine import database_errors
+from kernelwright.errors import DatabaseUnavailable
 
 
 class ChangeWatch:
@@ -49,11 +51,13 @@ class ChangeWatch:
             self._generation += 1
         try:
             cursor = self._connection.cursor()
-            (version,) = cursor.execute("PRAGMA data_version").fetchone()
+            cursor.execute("PRAGMA data_version")
+            (version,) = cursor.fetchall()[0]
             cursor.close()
-        except BaseException:
+        except sqlite3.Error as error:
             self._drop()
-            raise
+            where = self.engine.url.render_as_string()
+            raise DatabaseUnavailable(f"the database {where} could not be read: {error}; check the file") from error
         return f"{self._generation}:{version}"
 
     def _drop(self) -> None:

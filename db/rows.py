@@ -224,7 +224,7 @@ class Reader:
                 workload=workloads[row.workload_key],
                 device=devices[row.device_id],
                 toolchain=toolchains[row.toolchain_key],
-                **_own_fields(row.body),
+                **own_fields(row.body),
             )
             for row in rows
         ]
@@ -254,7 +254,8 @@ class Reader:
         )
 
 
-def _own_fields(text: str) -> dict[str, Any]:
+def own_fields(text: str) -> dict[str, Any]:
+    """The fields of a record that its row's body holds."""
     body: dict[str, Any] = json.loads(text)
     for name, kind in (("schedule", Schedule), ("measurement", Measurement), ("runner_up", Schedule)):
         if body.get(name) is not None:

@@ -5,23 +5,25 @@ from __future__ import annotations
 import asyncio
 import collections
 import time
-from collections.abc import Sequence
+from collections.abc import Collection
 
 import anyio
 from anyio import to_thread
 
 from kernelwright.db import Store
 from kernelwright.db.change_watch import ChangeWatch
-from kernelwright.db.record_lookup import Preloaded
+from kernelwright.db.record_lookup import Found, RecordLookup
 from kernelwright.search import Answer
 from kernelwright.service.answer_cache import AnswerCache, Given, etag_of
 from kernelwright.service.answering import Answers, tell
 from kernelwright.service.metrics import Metrics
 from kernelwright.service.settings import Settings
+from kernelwright.service.together import Together
 from kernelwright.types import DeviceSpec, Workload
 
-READERS = 4
+READERS = 2
 MODELLERS = 2
+MOST_TOGETHER = 32
 
 
 class BestKernels:
@@ -32,6 +34,7 @@ class BestKernels:
 
     def __init__(self, settings: Settings, store: Store, answers: Answers, metrics: Metrics) -> None:
         self._store = store
+        self._lookup = RecordLookup(store)
         self._answers = answers
         self._watch = ChangeWatch(store.engine)
         self._cache = AnswerCache(settings.cache_bytes)
@@ -39,6 +42,7 @@ class BestKernels:
         self._token: str | None = None
         self._looked = float("-inf")
         self._looking: asyncio.Task[None] | None = None
+        self._quick = Together(self._read_together, MOST_TOGETHER)
         self._readers = anyio.CapacityLimiter(READERS)
         self._modellers = anyio.CapacityLimiter(MODELLERS)
         self._counted = {how: metrics.queries.labels(how) for how in ("measured", "stale", "nearest", "predicted")}
@@ -62,25 +66,25 @@ class BestKernels:
         token = await self._current()
         given = self._cache.get(key, token)
         if given is None or not given.final:
-            answer = await to_thread.run_sync(self._answers.stored, workload, device, limiter=self._readers)
-            if answer.how in ("nearest", "vendor"):
-                answer = await to_thread.run_sync(self._answers.completed, answer, limiter=self._modellers)
-            given = _given(answer, final=True)
+            given = await self._quick.ask((key, workload, device))
+            if not given.final:
+                # Apart from the quick ones, which must not wait for the cost model.
+                given = await to_thread.run_sync(self._predicted, workload, device, limiter=self._modellers)
             self._cache.put(key, token, given)
         if query:
             self._cache.name(query, key)
         self._count(given)
         return given
 
-    async def many(self, workloads: Sequence[Workload], device: DeviceSpec, predict: bool) -> list[Given]:
+    async def many(self, workloads: Collection[Workload], device: DeviceSpec, predict: bool) -> list[Given]:
         """The answers to many questions, from one read of the database. predict: with the cost model's help."""
         token = await self._current()
         keys = [_key(workload, device) for workload in workloads]
         found = {key: given for key in keys if (given := self._cache.get(key, token)) and (given.final or not predict)}
         missing = {key: workload for key, workload in zip(keys, workloads, strict=True) if key not in found}
         if missing:
-            limiter = self._modellers if predict else self._readers
-            made = await to_thread.run_sync(self._make, missing, device, predict, limiter=limiter)
+            make, limiter = (self._make_predicted, self._modellers) if predict else (self._make, self._readers)
+            made = await to_thread.run_sync(make, missing, device, limiter=limiter)
             for key, given in made.items():
                 self._cache.put(key, token, given)
             found |= made
@@ -89,7 +93,7 @@ class BestKernels:
             self._count(given)
         return out
 
-    async def answers(self, workloads: Sequence[Workload], device: DeviceSpec) -> list[Answer]:
+    async def answers(self, workloads: Collection[Workload], device: DeviceSpec) -> list[Answer]:
         """What the records alone tell about many workloads, as values."""
         return await to_thread.run_sync(self._stored, workloads, device, limiter=self._readers)
 
@@ -102,15 +106,26 @@ class BestKernels:
         """Give the watching connection back."""
         self._watch.close()
 
-    def _stored(self, workloads: Sequence[Workload], device: DeviceSpec) -> list[Answer]:
-        records = Preloaded(self._store, workloads, device.key)
+    def _stored(self, workloads: Collection[Workload], device: DeviceSpec) -> list[Answer]:
+        records = Found(self._store, self._lookup.find(list(workloads), device.key))
         return [self._answers.stored(workload, device, records=records) for workload in workloads]
 
-    def _make(self, missing: dict[str, Workload], device: DeviceSpec, predict: bool) -> dict[str, Given]:
-        answers = self._stored(list(missing.values()), device)
-        if predict:
-            answers = [self._answers.completed(answer) for answer in answers]
-        return {key: _given(answer, final=predict) for key, answer in zip(missing, answers, strict=True)}
+    def _make(self, missing: dict[str, Workload], device: DeviceSpec) -> dict[str, Given]:
+        return {
+            key: _given(answer) for key, answer in zip(missing, self._stored(missing.values(), device), strict=True)
+        }
+
+    def _read_together(self, asked: list[tuple[str, Workload, DeviceSpec]]) -> list[Given]:
+        found: dict[str, Given] = {}
+        for device in {device for _, _, device in asked}:
+            found |= self._make({key: workload for key, workload, other in asked if other == device}, device)
+        return [found[key] for key, _, _ in asked]
+
+    def _make_predicted(self, missing: dict[str, Workload], device: DeviceSpec) -> dict[str, Given]:
+        return {key: self._predicted(workload, device) for key, workload in missing.items()}
+
+    def _predicted(self, workload: Workload, device: DeviceSpec) -> Given:
+        return _given(self._answers.best(workload, device), final=True)
 
     def _is_due(self) -> bool:
         if self._looking is not None or self._watch.written.is_set():
@@ -143,8 +158,8 @@ def _key(workload: Workload, device: DeviceSpec) -> str:
     return f"{workload.key} {device.key} {device.slug}"
 
 
-def _given(answer: Answer, *, final: bool) -> Given:
+def _given(answer: Answer, *, final: bool = False) -> Given:
+    """final: the cost model was asked, which answers from a record of the very workload do not need."""
     told = tell(answer)
     body = told.model_dump_json().encode()
-    known = final or answer.how in ("measured", "stale")
-    return Given(body, etag_of(body), answer.how, told.record_id, known)
+    return Given(body, etag_of(body), answer.how, told.record_id, final or answer.how in ("measured", "stale"))

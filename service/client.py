@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 from urllib.parse import quote
@@ -12,12 +12,35 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from kernelwright.errors import ServiceError, UsageError
-from kernelwright.service.schemas import BestKernel, DeviceList, DeviceOut, Health, JobIn, JobOut
+from kernelwright.service.schemas import (
+    BatchIn,
+    BatchItem,
+    BatchOut,
+    BestKernel,
+    DeviceList,
+    DeviceOut,
+    Health,
+    JobIn,
+    JobList,
+    JobOut,
+    ParetoOut,
+    ParetoPoint,
+    RecordList,
+    RecordOut,
+    TableOut,
+    TrialList,
+    TrialOut,
+    WorkloadIn,
+    WorkloadList,
+    WorkloadOut,
+)
 from kernelwright.service.workload_args import WorkloadArgs, format_shape
 
 M = TypeVar("M", bound=BaseModel)
 
 DEFAULT_URL = "http://127.0.0.1:8765"
+
+PAGE = 500
 
 FINAL_STATES = frozenset({"done", "failed", "cancelled"})
 
@@ -25,15 +48,21 @@ FINAL_STATES = frozenset({"done", "failed", "cancelled"})
 class Client:
     """Talks to one service. Every method raises ServiceError when it cannot be reached or answers with an error.
 
-    timeout: seconds to wait for one answer. transport: replaces the network, for tests. UsageError for a URL that is
-    no address of a service.
+    timeout: seconds to wait for one answer. transport: replaces the network, for tests. key: an API key, where the
+    service asks for one. UsageError for a URL that is no address of a service.
     """
 
     def __init__(
-        self, url: str = DEFAULT_URL, timeout: float = 30.0, transport: httpx.BaseTransport | None = None
+        self,
+        url: str = DEFAULT_URL,
+        timeout: float = 30.0,
+        transport: httpx.BaseTransport | None = None,
+        *,
+        key: str | None = None,
     ) -> None:
         self.url = _checked(url)
-        self._http = httpx.Client(base_url=self.url, timeout=timeout, transport=transport)
+        headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+        self._http = httpx.Client(base_url=self.url, timeout=timeout, transport=transport, headers=headers)
 
     def __enter__(self) -> Self:
         return self
@@ -50,6 +79,40 @@ class Client:
         query = {**args.query(), "hardware": hardware}
         return self._parsed(BestKernel, self._send("GET", "/v1/kernels/best", params=query))
 
+    def best_of(self, many: Sequence[WorkloadArgs], hardware: str, *, predict: bool = False) -> list[BatchItem]:
+        """The best kernels for many workloads on one GPU, in their order, from one request. predict: where nothing was
+        measured, the cost model's choice; at most 20 workloads then."""
+        body = BatchIn(hardware=hardware, workloads=[_workload_in(args) for args in many], predict=predict)
+        answer = self._send("POST", "/v1/kernels/best:batch", json=body.model_dump(exclude_none=True))
+        return self._parsed(BatchOut, answer).results
+
+    def table(self, args: WorkloadArgs, hardware: str, dim: str, values: Sequence[int]) -> TableOut:
+        """A dispatch table: the best schedule for each of these sizes of one dimension, which `args` leaves out."""
+        query = {**args.query(), "hardware": hardware, "dim": dim, "values": ",".join(map(str, values))}
+        return self._parsed(TableOut, self._send("GET", "/v1/kernels/table", params=query))
+
+    def records(self, operator: str | None = None, hardware: str | None = None) -> Iterator[RecordOut]:
+        """All records, newest first, read a page at a time."""
+        query = {"operator": operator, "hardware": hardware, "limit": PAGE}
+        for page in self._pages(RecordList, "/v1/kernels", query):
+            yield from page.records
+
+    def workloads(self, operator: str | None = None) -> Iterator[WorkloadOut]:
+        """All workloads by key, read a page at a time."""
+        for page in self._pages(WorkloadList, "/v1/workloads", {"operator": operator, "limit": PAGE}):
+            yield from page.workloads
+
+    def trials(self, key: str, hardware: str | None = None, status: str | None = None) -> Iterator[TrialOut]:
+        """What was tried on the workload with this key, oldest first, read a page at a time."""
+        query = {"hardware": hardware, "status": status, "limit": PAGE}
+        for page in self._pages(TrialList, f"/v1/workloads/{quote(key, safe='')}/trials", query):
+            yield from page.trials
+
+    def pareto(self, key: str, hardware: str) -> list[ParetoPoint]:
+        """The trials of a workload that no other beats in time and error, fastest first."""
+        path = f"/v1/workloads/{quote(key, safe='')}/pareto"
+        return self._parsed(ParetoOut, self._send("GET", path, params={"hardware": hardware})).points
+
     def source(self, record_id: str) -> str:
         """The standalone file of a record's kernel."""
         return self._send("GET", f"/v1/kernels/{quote(record_id, safe='')}/source").text
@@ -58,20 +121,52 @@ class Client:
         """The standalone file of the best kernel for a workload on a named GPU."""
         return self._send("GET", "/v1/kernels/best/source", params={**args.query(), "hardware": hardware}).text
 
-    def submit(self, args: WorkloadArgs, device: str, **options: Any) -> JobOut:
+    def submit(self, args: WorkloadArgs, device: str, *, idempotency_key: str | None = None, **options: Any) -> JobOut:
         """Ask for a workload to be tuned on a device ("cuda", "replay:h100").
 
-        options: strategy, trials, seconds and seed, as in JobIn; UsageError for values that it does not take.
+        idempotency_key: a name for this request; sent again under it, it leads to the same job. options: strategy,
+        trials, seconds and seed, as in JobIn; UsageError for values that it does not take.
         """
         try:
             body = _job_of(args, device, options)
         except ValidationError as error:
             raise UsageError("; ".join(f"{item['loc'][-1]}: {item['msg']}" for item in error.errors())) from error
-        return self._parsed(JobOut, self._send("POST", "/v1/jobs", json=body.model_dump(exclude_none=True)))
+        headers = {} if idempotency_key is None else {"Idempotency-Key": idempotency_key}
+        sent = body.model_dump(exclude_none=True)
+        return self._parsed(JobOut, self._send("POST", "/v1/jobs", json=sent, headers=headers))
 
     def job(self, job_id: str) -> JobOut:
         """A job as it is now."""
         return self._parsed(JobOut, self._send("GET", f"/v1/jobs/{quote(job_id, safe='')}"))
+
+    def jobs(self, state: str | None = None) -> Iterator[JobOut]:
+        """All jobs, or those in one state, newest first, read a page at a time."""
+        for page in self._pages(JobList, "/v1/jobs", {"state": state, "limit": PAGE}):
+            yield from page.jobs
+
+    def cancel(self, job_id: str) -> JobOut:
+        """Cancel a job; ServiceError when it has ended already."""
+        return self._parsed(JobOut, self._send("POST", f"/v1/jobs/{quote(job_id, safe='')}/cancel"))
+
+    def events(self, job_id: str, after: int = 0) -> Iterator[JobOut | TrialOut]:
+        """A job as it goes on: its trials past number `after`, and the job whenever it changed; ends when it does."""
+        headers = {"Last-Event-ID": str(after)} if after else {}
+        path = f"/v1/jobs/{quote(job_id, safe='')}/events"
+        try:
+            with self._http.stream("GET", path, headers=headers) as response:
+                if not response.is_success:
+                    response.read()
+                    raise self._refused(response)
+                kind = ""
+                for line in response.iter_lines():
+                    name, _, value = line.partition(": ")
+                    if name == "event":
+                        kind = value
+                    elif name == "data":
+                        model: type[JobOut] | type[TrialOut] = TrialOut if kind == "trial" else JobOut
+                        yield model.model_validate_json(value)
+        except (httpx.HTTPError, ValidationError) as error:
+            raise ServiceError(f"the events of job {job_id} broke off: {error}; ask for them again") from error
 
     def wait(
         self,
@@ -110,7 +205,18 @@ class Client:
             ) from error
         if response.is_success:
             return response
-        raise ServiceError(f"the service at {self.url} answered {response.status_code}: {_detail(response)}")
+        raise self._refused(response)
+
+    def _refused(self, response: httpx.Response) -> ServiceError:
+        return ServiceError(f"the service at {self.url} answered {response.status_code}: {_detail(response)}")
+
+    def _pages(self, model: type[M], path: str, query: dict[str, Any]) -> Iterator[M]:
+        given = {name: value for name, value in query.items() if value is not None}
+        page = self._parsed(model, self._send("GET", path, params=given))
+        yield page
+        while following := getattr(page, "next", None):
+            page = self._parsed(model, self._send("GET", following))
+            yield page
 
     def _parsed(self, model: type[M], response: httpx.Response) -> M:
         try:
@@ -131,8 +237,8 @@ def _checked(url: str) -> str:
     return url.rstrip("/")
 
 
-def _job_of(args: WorkloadArgs, device: str, options: dict[str, Any]) -> JobIn:
-    return JobIn(
+def _workload_in(args: WorkloadArgs) -> WorkloadIn:
+    return WorkloadIn(
         operator=args.operator,
         shape=format_shape(args.dims),
         dtype=args.dtype,
@@ -140,9 +246,11 @@ def _job_of(args: WorkloadArgs, device: str, options: dict[str, Any]) -> JobIn:
         epilogue=list(args.epilogue),
         out_dtype=args.out_dtype,
         error_budget=args.error_budget,
-        device=device,
-        **options,
     )
+
+
+def _job_of(args: WorkloadArgs, device: str, options: dict[str, Any]) -> JobIn:
+    return JobIn(**_workload_in(args).model_dump(), device=device, **options)
 
 
 def _detail(response: httpx.Response) -> str:

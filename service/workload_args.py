@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Iterable, Mapping
 
 from kernelwright.errors import InvalidWorkload
 from kernelwright.kernels import get_operator
 from kernelwright.kernels.matmul.workload import LAYOUTS, matmul_workload
-from kernelwright.types import Workload
+from kernelwright.types import FrozenMap, Scalar, Workload
 
 MAX_DIM = 2**31 - 1
 """Largest size of one dimension: kernels index with 32 bits."""
@@ -39,17 +40,16 @@ class WorkloadArgs:
 
     def workload(self) -> Workload:
         """The checked workload; UnknownOperator, InvalidWorkload or UnsupportedDtype say what is wrong."""
-        operator = get_operator(self.operator)
+        get_operator(self.operator)
         form = FORMS[self.operator]
         check_dims(self.operator, form.dims, self.dims)
-        workload = form.build(self)
-        operator.validate(workload)
-        return workload
+        return form.build(self)
 
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """How an operator's workload is typed: the names of its dimensions, the builder, and the way back (`args_of`)."""
+    """How an operator's workload is typed: the names of its dimensions, the builder, which raises what the operator's
+    `validate` does, and the way back (`args_of`)."""
 
     dims: tuple[str, ...]
     build: Callable[[WorkloadArgs], Workload]
@@ -70,21 +70,32 @@ def _matmul(args: WorkloadArgs) -> Workload:
 
 
 def _matmul_args(workload: Workload) -> WorkloadArgs | None:
-    order = (workload.layouts["a"], workload.layouts["b"])
-    letters = next((name for name, layouts in LAYOUTS.items() if layouts == order), None)
-    dtype, out_dtype = workload.dtypes["a"], workload.dtypes["out"]
+    kind = _matmul_kind(
+        workload.dtypes, workload.layouts, workload.epilogue, workload.attributes, workload.error_budget
+    )
+    dims = {name: workload.dims[name] for name in ("M", "N", "K")}
+    return None if kind is None else dataclasses.replace(kind, dims=dims)
+
+
+@functools.lru_cache(maxsize=1024)
+def _matmul_kind(
+    dtypes: FrozenMap[str],
+    layouts: FrozenMap[str],
+    epilogue: tuple[str, ...],
+    attributes: FrozenMap[Scalar],
+    error_budget: float | None,
+) -> WorkloadArgs | None:
+    """What to type for a workload of any size; whether it can be typed does not depend on the size."""
+    letters = next((name for name, pair in LAYOUTS.items() if pair == (layouts["a"], layouts["b"])), None)
     if letters is None:
         return None
+    dtype, out_dtype = dtypes["a"], dtypes["out"]
+    dims = {"M": 16, "N": 16, "K": 16}
     args = WorkloadArgs(
-        "matmul",
-        {name: workload.dims[name] for name in ("M", "N", "K")},
-        dtype,
-        letters,
-        workload.epilogue,
-        None if out_dtype == dtype else out_dtype,
-        workload.error_budget,
+        "matmul", dims, dtype, letters, epilogue, None if out_dtype == dtype else out_dtype, error_budget
     )
-    return args if _matmul(args) == workload else None
+    wanted = Workload("matmul", FrozenMap(dims), dtypes, layouts, epilogue, attributes, error_budget)
+    return args if _matmul(args) == wanted else None
 
 
 FORMS: dict[str, Form] = {"matmul": Form(("M", "N", "K"), _matmul, _matmul_args)}

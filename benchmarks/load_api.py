@@ -1,0 +1,127 @@
+"""Load on a service: questions at a steady rate from one process, each timed from the moment when it was due."""
+
+from __future__ import annotations
+
+import asyncio
+import dataclasses
+import json
+import random
+import time
+from collections.abc import Sequence
+from urllib.parse import quote
+
+
+@dataclasses.dataclass(frozen=True)
+class Load:
+    """What to send. rate: requests a second. connections: kept open. paths: drawn from, evenly."""
+
+    port: int
+    rate: float
+    seconds: float
+    paths: Sequence[str]
+    connections: int = 32
+    seed: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What came back. latencies in milliseconds, sorted; they begin when a request was due, not when it could be sent,
+    so that a service that stalls cannot hide it."""
+
+    latencies: Sequence[float]
+    errors: int
+    seconds: float
+
+    def percentile(self, share: float) -> float:
+        """The latency that this share of the requests kept within."""
+        return self.latencies[min(len(self.latencies) - 1, int(share * len(self.latencies)))]
+
+    def summary(self) -> dict[str, float]:
+        """The figures for a result file."""
+        return {
+            "requests": len(self.latencies) + self.errors,
+            "errors": self.errors,
+            "rate": round((len(self.latencies) + self.errors) / self.seconds, 1),
+            "p50_ms": round(self.percentile(0.5), 2),
+            "p95_ms": round(self.percentile(0.95), 2),
+            "p99_ms": round(self.percentile(0.99), 2),
+            "max_ms": round(self.latencies[-1], 2),
+        }
+
+
+def run_load(load: Load) -> Outcome:
+    """Send the load; a status other than 200 is an error."""
+    return asyncio.run(_run(load))
+
+
+async def _run(load: Load) -> Outcome:
+    rng = random.Random(load.seed)
+    due: asyncio.Queue[tuple[float, str] | None] = asyncio.Queue()
+    latencies: list[float] = []
+    errors: list[str] = []
+    workers = [asyncio.create_task(_connection(load.port, due, latencies, errors)) for _ in range(load.connections)]
+    start = time.perf_counter()
+    for number in range(int(load.rate * load.seconds)):
+        moment = start + number / load.rate
+        await asyncio.sleep(max(0.0, moment - time.perf_counter()))
+        due.put_nowait((moment, rng.choice(load.paths)))
+    for _ in workers:
+        due.put_nowait(None)
+    await asyncio.gather(*workers)
+    return Outcome(sorted(latencies), len(errors), time.perf_counter() - start)
+
+
+async def _connection(
+    port: int, due: asyncio.Queue[tuple[float, str] | None], latencies: list[float], errors: list[str]
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    while (request := await due.get()) is not None:
+        moment, path = request
+        try:
+            status, _ = await _ask(reader, writer, f"GET {path} HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n".encode())
+        except (OSError, EOFError, ValueError) as error:
+            errors.append(repr(error))
+            writer.close()
+            reader, writer = await asyncio.open_connection("127.0.0.1", port)
+            continue
+        if status == 200:
+            latencies.append(1000 * (time.perf_counter() - moment))
+        else:
+            errors.append(str(status))
+    writer.close()
+
+
+async def _ask(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, request: bytes) -> tuple[int, bytes]:
+    writer.write(request)
+    head = await reader.readuntil(b"\r\n\r\n")
+    length = 0
+    for line in head.split(b"\r\n"):
+        if line.lower().startswith(b"content-length:"):
+            length = int(line.partition(b":")[2])
+    return int(head[9:12]), await reader.readexactly(length)
+
+
+def time_batch(port: int, shapes: Sequence[str], hardware: str = "h100") -> tuple[float, int]:
+    """Milliseconds of one batch query of these matmuls, and how many were answered with a schedule."""
+    workloads = [{"operator": "matmul", "shape": shape} for shape in shapes]
+    body = json.dumps({"hardware": hardware, "workloads": workloads}).encode()
+    head = "POST /v1/kernels/best:batch HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
+    return asyncio.run(_time_batch(port, f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body))
+
+
+async def _time_batch(port: int, request: bytes) -> tuple[float, int]:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    start = time.perf_counter()
+    status, body = await _ask(reader, writer, request)
+    took = 1000 * (time.perf_counter() - start)
+    writer.close()
+    if status != 200:
+        raise RuntimeError(f"the batch must be answered with 200, got {status}: {body[:200]!r}")
+    return took, sum(
+        item["best"] is not None and item["best"]["schedule"] is not None for item in json.loads(body)["results"]
+    )
+
+
+def path_of(shape: str, hardware: str = "h100") -> str:
+    """The question for a bf16 matmul of this shape."""
+    return f"/v1/kernels/best?operator=matmul&hardware={hardware}&shape={quote(shape, safe='=,')}"
