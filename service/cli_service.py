@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import gc
 import sys
@@ -18,6 +19,7 @@ from kernelwright.search import Runner, open_runner
 from kernelwright.service import cli_options as options
 from kernelwright.service.cli_output import print_json, to_stderr
 from kernelwright.service.device_args import parse_device
+from kernelwright.service.demo import demonstration
 from kernelwright.service.guard import is_loopback
 from kernelwright.service.logs import configure_logs
 from kernelwright.service.settings import Settings, load_settings
@@ -38,6 +40,9 @@ Certificate = Annotated[
     Path | None, typer.Option("--tls-certificate", help="PEM file with the certificate chain; speaks TLS.")
 ]
 PrivateKey = Annotated[Path | None, typer.Option("--tls-key", help="PEM file with the certificate's private key.")]
+Demo = Annotated[
+    bool, typer.Option("--demo", help="Serve the recorded trials from a new database, with a worker; nothing is kept.")
+]
 
 SWITCH_SECONDS = 0.0005
 """How long a thread may keep the interpreter: one that asks the cost model must not hold up the others' answers."""
@@ -50,6 +55,7 @@ def serve(
     insecure_open: InsecureOpen = None,
     tls_certificate: Certificate = None,
     tls_key: PrivateKey = None,
+    demo: Demo = False,
 ) -> None:
     """Serve the REST API and the pages at /; the API's documentation is at /docs."""
     # Late, so that the other commands start without loading a web framework.
@@ -58,9 +64,15 @@ def serve(
     settings = load_settings(
         host=host, port=port, db=db, insecure_open=insecure_open, tls_certificate=tls_certificate, tls_key=tls_key
     )
+    if demo and db is not None:
+        raise UsageError("--demo makes a database of its own, so --db must be left out")
     refuse_open(settings)
     configure_logs(settings.log_level, settings.log_format)
-    app = create_app(settings)
+    with demonstration(settings) if demo else contextlib.nullcontext(settings) as used:
+        _serve(used, create_app(used))
+
+
+def _serve(settings: Settings, app: FastAPI) -> None:
     sys.setswitchinterval(SWITCH_SECONDS)
     # What is there now stays: not looking through it again at each collection spares answers that take 50 ms.
     gc.collect()

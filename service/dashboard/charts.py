@@ -28,6 +28,9 @@ MAX_ROWS = 200
 
 MAX_DOTS = 2000
 
+SLOWEST = 6.0
+"""Trials that took more than this many times the best stand at the edge of the plot, so that the rest can be told apart."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Chart:
@@ -77,7 +80,7 @@ def convergence_chart(trials: Sequence[Trial], vendor_us: float | None = None) -
     line = [(float(number), time) for number, time in best]
     times = [step.time_us or 0.0 for step in worked] + ([vendor_us] if vendor_us else [])
     x = Axis.over("trial", [1, len(steps)], low=0.0)
-    y = Axis.over("time (µs)", times, log=True)
+    y = Axis.over("time (µs)", _near(times, SLOWEST * min(times)), log=True)
     shown = worked[:MAX_DOTS]
     marks: list[Mark] = [_vendor_line(vendor_us, x, level=True)] if vendor_us else []
     marks += [
@@ -86,7 +89,7 @@ def convergence_chart(trials: Sequence[Trial], vendor_us: float | None = None) -
     ]
     summary = f"best {short(line[-1][1])} µs after {len(steps)} trials, first {short(line[0][1])} µs"
     plot = Plot("Convergence of the search", summary, x, y, marks)
-    key = [("ours line", "best so far"), ("faint dot", "a trial")]
+    key = [("ours line", "best so far"), ("faint dot", "a trial, slow ones at the edge")]
     gains = [step for before, step in zip([None, *steps], steps, strict=False) if _gained(before, step)]
     rows = [(str(step.number), short(step.best_us or 0.0)) for step in gains]
     return Chart(
@@ -153,6 +156,10 @@ def _told(point: Tried) -> str:
 
 def _step_notes(steps: Sequence[Step]) -> list[str]:
     return [f"trial {step.number}: {short(step.time_us or 0.0)} µs" for step in steps]
+
+
+def _near(times: Sequence[float], most: float) -> list[float]:
+    return [min(time, most) for time in times]
 
 
 def _gained(before: Step | None, step: Step) -> bool:

@@ -10,6 +10,8 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from kernelwright.service.dashboard.plots import short
+from kernelwright.service.workload_args import args_of, format_shape
+from kernelwright.types import Workload
 
 HEADERS = {
     "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; "
@@ -34,7 +36,7 @@ def environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters.update(us=_us, share=_share, number=short, day=_day, times=_times, size=_size)
+    made.filters.update(us=_us, share=_share, number=short, day=_day, brief=_brief, times=_times, size=_size)
     made.globals["version"] = importlib.metadata.version("kernelwright")
     return made
 
@@ -43,6 +45,18 @@ def page(template: str, code: int = 200, **values: Any) -> HTMLResponse:
     """A page as a response; code: its HTTP status."""
     text = environment().get_template(template).render(values)
     return HTMLResponse(text, code, headers=HEADERS)
+
+
+def _brief(workload: Workload) -> str:
+    """The workload as people type it; in its full form where it cannot be typed."""
+    args = args_of(workload)
+    if args is None:
+        return str(workload)
+    parts = [args.operator, format_shape(args.dims).replace(",", " "), args.dtype, args.layout]
+    parts += [f"to {args.out_dtype}"] if args.out_dtype else []
+    parts += ["+" + "+".join(args.epilogue)] if args.epilogue else []
+    parts += [f"error \N{LESS-THAN OR EQUAL TO} {args.error_budget:g}"] if args.error_budget else []
+    return " ".join(parts)
 
 
 def _us(value: float | None) -> str:
