@@ -1,4 +1,4 @@
-"""Whether anything was written to a database, asked for next to nothing: what was read before can be kept until then."""
+"""Whether anything was written to a database, asked for next to nothing: what was read can be kept until then."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ reading rows through a session that takes a tenth of the time.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
 from sqlalchemy import PoolProxiedConnection
@@ -16,6 +16,7 @@ from sqlalchemy.engine.interfaces import DBAPICursor
 from kernelwright.db.engine import database_errors
 from kernelwright.db.rows import own_fields
 from kernelwright.db.store import Store
+from kernelwright.db.trust import Trust
 from kernelwright.errors import DatabaseUnavailable
 from kernelwright.types import DeviceSpec, Toolchain, TuningRecord, Workload
 
@@ -24,10 +25,10 @@ PAGE = 500
 
 T = TypeVar("T", DeviceSpec, Toolchain)
 
-# Those that may be relied on, in the order of `Store.find_records`; {} stands for the driver's parameter marks.
+# In the order of `Store.find_records`; {} stands for the driver's parameter marks.
 _FIND = (
-    "SELECT workload_key, device_id, toolchain_key, body FROM records WHERE device_key = {} AND workload_key IN ({}) "
-    "AND trust IN ('measured', 'trusted') "
+    "SELECT workload_key, device_id, toolchain_key, body, trust FROM records "
+    "WHERE device_key = {} AND workload_key IN ({}) AND trust IN ('measured', 'trusted', 'untrusted') "
     "ORDER BY CASE trust WHEN 'measured' THEN 0 ELSE 1 END, created DESC, id DESC"
 )
 _DEVICE = "SELECT body FROM devices WHERE id = {}"
@@ -46,10 +47,10 @@ class RecordLookup:
         self._devices: dict[str, DeviceSpec] = {}
         self._toolchains: dict[str, Toolchain] = {}
 
-    def find(self, workloads: Sequence[Workload], device_key: str) -> dict[str, list[TuningRecord]]:
-        """What `Store.find_records` gives for each of these workloads, by key."""
+    def find(self, workloads: Sequence[Workload], device_key: str) -> Found:
+        """The records of these workloads on a device that are not in quarantine."""
         by_key = {workload.key: workload for workload in workloads}
-        found: dict[str, list[TuningRecord]] = {key: [] for key in by_key}
+        found = Found(self.store, by_key)
         keys = list(by_key)
         connection = self._connect()
         try:
@@ -57,14 +58,15 @@ class RecordLookup:
             for start in range(0, len(keys), PAGE):
                 page = keys[start : start + PAGE]
                 cursor.execute(_FIND.format(self._mark, ",".join([self._mark] * len(page))), (device_key, *page))
-                for key, device, toolchain, body in cursor.fetchall():
-                    found[key].append(
+                for key, device, toolchain, body, trust in cursor.fetchall():
+                    found.add(
+                        trust,
                         TuningRecord(
                             workload=by_key[key],
                             device=self._part(cursor, self._devices, DeviceSpec, _DEVICE, device),
                             toolchain=self._part(cursor, self._toolchains, Toolchain, _TOOLCHAIN, toolchain),
                             **own_fields(body),
-                        )
+                        ),
                     )
             cursor.close()
         except self._errors as error:
@@ -90,15 +92,25 @@ class RecordLookup:
 
 
 class Found:
-    """Records that were read before, for one device; neighbours come from the store."""
+    """Records that were read before, for one device and some workloads; neighbours come from the store."""
 
-    def __init__(self, store: Store, records: Mapping[str, list[TuningRecord]]) -> None:
+    def __init__(self, store: Store, workload_keys: Iterable[str]) -> None:
         self._store = store
-        self._records = records
+        self._records: dict[str, list[TuningRecord]] = {key: [] for key in workload_keys}
+        self._untrusted: dict[str, list[TuningRecord]] = {}
+
+    def add(self, trust: str, record: TuningRecord) -> None:
+        """Take in a record, after those that come before it."""
+        kept = self._untrusted if trust == Trust.UNTRUSTED.value else self._records
+        kept.setdefault(record.workload.key, []).append(record)
 
     def find_records(self, workload_key: str, device_key: str) -> list[TuningRecord]:
-        """Those that were read for this workload."""
+        """As `Store.find_records`, for a workload that was read."""
         return self._records[workload_key]
+
+    def find_untrusted(self, workload_key: str, device_key: str) -> list[TuningRecord]:
+        """As `Store.find_untrusted`, for a workload that was read."""
+        return self._untrusted.get(workload_key, [])
 
     def neighbours(self, workload: Workload, device_key: str, limit: int = 64) -> list[TuningRecord]:
         """As `Store.neighbours`."""

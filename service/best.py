@@ -12,7 +12,7 @@ from anyio import to_thread
 
 from kernelwright.db import Store
 from kernelwright.db.change_watch import ChangeWatch
-from kernelwright.db.record_lookup import Found, RecordLookup
+from kernelwright.db.record_lookup import RecordLookup
 from kernelwright.search import Answer
 from kernelwright.service.answer_cache import AnswerCache, Given, etag_of
 from kernelwright.service.answering import Answers, tell
@@ -33,7 +33,6 @@ class BestKernels:
     """
 
     def __init__(self, settings: Settings, store: Store, answers: Answers, metrics: Metrics) -> None:
-        self._store = store
         self._lookup = RecordLookup(store)
         self._answers = answers
         self._watch = ChangeWatch(store.engine)
@@ -107,7 +106,7 @@ class BestKernels:
         self._watch.close()
 
     def _stored(self, workloads: Collection[Workload], device: DeviceSpec) -> list[Answer]:
-        records = Found(self._store, self._lookup.find(list(workloads), device.key))
+        records = self._lookup.find(list(workloads), device.key)
         return [self._answers.stored(workload, device, records=records) for workload in workloads]
 
     def _make(self, missing: dict[str, Workload], device: DeviceSpec) -> dict[str, Given]:

@@ -21,15 +21,16 @@ from tests.db.children import begin, children, line_of, outputs
 from tests.db.values import matmul, trial
 
 
-def test_processes_and_threads_write_at_once_and_lose_nothing(store: Store, url: str) -> None:
-    arguments = [(url, str(first), "40") for first in (1000, 2000)]
-    with children("child_writer.py", *arguments) as writers, ThreadPoolExecutor(4) as pool:
-        mine = [pool.submit(store.add_trial, trial(number)) for number in range(80)]
+def test_a_hundred_writers_lose_nothing(store: Store, url: str) -> None:
+    """Two processes and 98 threads, each with trials of its own."""
+    arguments = [(url, str(first), "5") for first in (10_000, 20_000)]
+    with children("child_writer.py", *arguments) as writers, ThreadPoolExecutor(98) as pool:
+        mine = [pool.submit(store.add_trials, [trial(2 * number), trial(2 * number + 1)]) for number in range(98)]
         said = outputs(writers)
-        assert all(future.result() for future in mine)
-    stored = {value.key for value in store.trials()}
-    assert stored == {key for lines in said for key in lines} | {trial(number).key for number in range(80)}
-    assert len(stored) == 160
+        assert [future.result() for future in mine] == [2] * 98
+    stored = [value.key for value in store.trials()]
+    expected = {key for lines in said for key in lines} | {trial(number).key for number in range(196)}
+    assert len(stored) == len(set(stored)) == 206 and set(stored) == expected
 
 
 def test_bulk_writers_with_the_same_trials_do_not_wait_in_a_circle(

@@ -106,6 +106,9 @@ def test_a_database_of_an_earlier_release_is_upgraded_with_all_it_holds(asset: P
     with Store.open(f"sqlite:///{path}") as store:
         assert list(store.trials()) == [trial(1), trial(2)]
         assert store.records() == [record()]
+        assert store.find_records(matmul().key, record().device.key) == [record()]
+        assert store.neighbours(matmul(65), record().device.key) == [record()]
+        assert store.pareto(matmul().key, record().device.key) == [trial(1)]
         assert [(job.state, job.workload) for job in store.jobs()] == [("queued", matmul())]
 
 
