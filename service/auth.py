@@ -28,6 +28,9 @@ COOKIE = "kernelwright_key"
 FRESH_SECONDS = 1.0
 MAX_REMEMBERED = 1024
 
+NOBODYS = "?"
+"""Stands for what was sent in place of a key and cannot be one."""
+
 _TOKEN = re.compile(r"kw_[A-Za-z0-9_-]{43}")
 
 
@@ -96,10 +99,12 @@ def read_credentials(headers: Mapping[str, str]) -> Credentials | None:
     """The key in `Authorization: Bearer`, in X-API-Key, as the password of `Authorization: Basic`, or in the cookie
     that the sign-in page sets. Anything else that is sent counts as a key that nobody has."""
     kind, _, value = headers.get("authorization", "").partition(" ")
-    if kind.lower() == "basic":
+    if not kind:
+        value = headers.get("x-api-key", "") or cookie_parser(headers.get("cookie", "")).get(COOKIE, "")
+    elif kind.lower() == "basic":
         value = _password(value)
     elif kind.lower() != "bearer":
-        value = kind or headers.get("x-api-key", "") or cookie_parser(headers.get("cookie", "")).get(COOKIE, "")
+        value = NOBODYS
     return credentials_of(value) if value.strip() else None
 
 
@@ -113,7 +118,7 @@ def _password(encoded: str) -> str:
     try:
         return base64.b64decode(encoded, validate=True).decode().partition(":")[2]
     except (binascii.Error, UnicodeDecodeError, ValueError):
-        return "?"
+        return NOBODYS
 
 
 class KeyRing:

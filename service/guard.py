@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import ipaddress
 from collections.abc import Mapping
 from urllib.parse import urlencode, urlsplit
@@ -42,6 +43,7 @@ def needed_scope(method: str, path: str) -> str | None:
     return "tune"
 
 
+@functools.lru_cache(maxsize=256)
 def is_loopback(host: str) -> bool:
     """Whether a host name or address means this machine only."""
     try:
@@ -130,7 +132,7 @@ def _authorize(scope: str | None, principal: Principal | None, given: Credential
     if scope is None:
         return
     if principal is None:
-        why = "this key is unknown, expired or revoked" if given else "a key is needed"
+        why = "this key is unknown or revoked" if given else "a key is needed"
         raise Refused(
             401,
             f"{why}; send one as Authorization: Bearer <key>, from: kernelwright keys create",

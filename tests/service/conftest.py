@@ -35,8 +35,10 @@ class AppTransport(httpx.BaseTransport):
         self._inner = httpx.ASGITransport(app=app, raise_app_exceptions=False)
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
+        whole = httpx.Request(request.method, request.url, headers=request.headers, content=request.read())
+
         async def call() -> httpx.Response:
-            answer = await self._inner.handle_async_request(request)
+            answer = await self._inner.handle_async_request(whole)
             return httpx.Response(answer.status_code, headers=answer.headers, content=await answer.aread())
 
         return asyncio.run(call())
