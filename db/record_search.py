@@ -59,11 +59,8 @@ def devices_of_records(engine: Engine) -> list[tuple[DeviceSpec, int]]:
     )
     with session_scope(engine) as session:
         found = session.execute(counts).all()
-        bodies = dict(
-            session.execute(select(DeviceRow.id, DeviceRow.body).where(DeviceRow.id.in_([row[2] for row in found])))
-            .tuples()
-            .all()
-        )
+        wanted = select(DeviceRow.id, DeviceRow.body).where(DeviceRow.id.in_([row[2] for row in found]))
+        bodies = {row[0]: row[1] for row in session.execute(wanted)}
     devices = [(DeviceSpec.from_json(json.loads(bodies[name])), count) for _, count, name in found]
     return sorted(devices, key=lambda pair: (-pair[1], pair[0].slug))
 

@@ -1,4 +1,4 @@
-"""`kernelwright serve --demo`: a service on a database of its own, filled with what ships, with a worker that replays."""
+"""`kernelwright serve --demo`: a service on a database of its own, filled with what ships, and a worker."""
 
 from __future__ import annotations
 

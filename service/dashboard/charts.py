@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -29,7 +28,7 @@ MAX_ROWS = 200
 MAX_DOTS = 2000
 
 SLOWEST = 6.0
-"""Trials that took more than this many times the best stand at the edge of the plot, so that the rest can be told apart."""
+"""Trials that took more than this many times the best stand at the plot's edge, so that the rest can be told apart."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -122,7 +121,7 @@ def roofline_chart(device: DeviceSpec, records: Sequence[TuningRecord]) -> Chart
 
 
 def calibration_chart(data: Mapping[str, Any]) -> Chart:
-    """Predicted against measured share of the best speed; `data` as `benchmarks/calibrate_model.py` writes it."""
+    """Predicted against measured share of the best speed; `data` as a trained model keeps it."""
     axis = Axis("predicted share of the best speed", 0.0, 1.0)
     bins = [entry for entry in data["bins"] if entry["count"]]
     cells = data["cells"]
@@ -220,9 +219,3 @@ def _roofline_rows(points: Sequence[RooflinePoint]) -> list[tuple[str, ...]]:
 
 def _bin_note(entry: Mapping[str, Any]) -> str:
     return f"predicted {entry['predicted']:.2f}, measured {entry['measured']:.2f} ({entry['count']} trials)"
-
-
-def read_calibration(text: str) -> dict[str, Any]:
-    """The figures in a calibration file."""
-    data: dict[str, Any] = json.loads(text)
-    return data
