@@ -8,7 +8,7 @@ import functools
 import math
 import types
 import typing
-from collections.abc import Hashable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from kernelwright.types import FrozenMap, Trial, TuningRecord
@@ -38,9 +38,9 @@ def check_text(text: object, name: str) -> None:
 
 
 @functools.cache
-def _hints(kind: Hashable) -> Mapping[str, Any]:
+def _hints(kind: type[Any]) -> Mapping[str, Any]:
     hints = typing.get_type_hints(kind)
-    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}  # type: ignore[arg-type]
+    return {field.name: hints[field.name] for field in dataclasses.fields(kind)}
 
 
 def _check(value: object, hint: Any, name: str) -> None:
@@ -58,7 +58,7 @@ def _check(value: object, hint: Any, name: str) -> None:
     elif not isinstance(value, hint):
         raise ValueError(f"{name} must be a {hint.__name__}, got {type(value).__name__}")
     elif not isinstance(value, enum.Enum):
-        for field, kind in _hints(type(value)).items():
+        for field, kind in _hints(type(value)).items():  # type: ignore[arg-type]
             _check(getattr(value, field), kind, f"{name}.{field}")
 
 
