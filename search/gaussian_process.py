@@ -52,9 +52,10 @@ class Kernel:
         return _matern(square)
 
     def fit(self, points: FloatArray, values: FloatArray) -> None:
-        """Take the most probable lengths and noise, starting from the present ones."""
+        """Take the most probable lengths and noise that are found from the present ones and from the prior's."""
         squares = (points[:, None] - points[None]) ** 2
-        self._logs = _descend(lambda logs: self._loss(logs, squares, values), self._logs)
+        found = [_descend(lambda logs: self._loss(logs, squares, values), start) for start in (self._logs, self._prior)]
+        self._logs = min(found, key=lambda ended: ended[1])[0]
 
     def _loss(self, logs: FloatArray, squares: FloatArray, values: FloatArray) -> tuple[float, FloatArray]:
         """Negative log of the posterior, and its gradient."""
@@ -80,8 +81,8 @@ def _matern(square: FloatArray) -> FloatArray:
     return np.asarray((1 + distance + square * (5 / 3)) * np.exp(-distance))
 
 
-def _descend(loss: Callable[[FloatArray], tuple[float, FloatArray]], start: FloatArray) -> FloatArray:
-    """A few quasi-Newton steps (BFGS) downhill."""
+def _descend(loss: Callable[[FloatArray], tuple[float, FloatArray]], start: FloatArray) -> tuple[FloatArray, float]:
+    """Where a few quasi-Newton steps (BFGS) downhill lead, and the loss there."""
     identity = np.eye(len(start))
     here, hessian = start, 0.3 * identity
     value, slope = loss(here)
@@ -104,7 +105,7 @@ def _descend(loss: Callable[[FloatArray], tuple[float, FloatArray]], start: Floa
             hessian = left @ hessian @ left.T + np.outer(moved, moved) / curve
         if gain < _ENOUGH:
             break
-    return here
+    return here, value
 
 
 class Posterior:

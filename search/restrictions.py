@@ -15,13 +15,19 @@ from kernelwright.errors import UsageError
 Columns = Mapping[str, npt.NDArray[Any]]
 """The values of each parameter, one for each configuration; a constant parameter may be a single value."""
 
+
+def _unless_by_zero(operation: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Not a number where the divisor is 0; numpy's whole numbers would give 0."""
+    return lambda left, right: np.where(np.equal(right, 0), np.nan, operation(left, right))
+
+
 _BINARY: Mapping[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
     ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
+    ast.Div: _unless_by_zero(operator.truediv),
+    ast.FloorDiv: _unless_by_zero(operator.floordiv),
+    ast.Mod: _unless_by_zero(operator.mod),
     ast.Pow: operator.pow,
 }
 _COMPARE: Mapping[type[ast.cmpop], Callable[[Any, Any], Any]] = {

@@ -11,7 +11,6 @@ import numpy.typing as npt
 from kernelwright.search.gaussian_process import FloatArray, Kernel, Posterior
 
 _SLOW_QUANTILE = 0.75
-_CURIOSITY = 1.25
 _REFIT_GROWTH = 0.1
 _MOST_BETWEEN_FITS = 32
 _REMEMBERED = 300
@@ -55,9 +54,12 @@ class Surrogate:
             labels = np.array([place not in failed for place in self._works.places], dtype=np.float64)
             self._chance = np.log(np.clip(self._works.posterior.mean(labels)[0], _LEAST_CHANCE, 1.0))
 
-    def merit(self) -> FloatArray:
-        """Logarithm of the expected improvement on the best time times the chance to work, for each of the pool."""
-        spread = _CURIOSITY * np.sqrt(self._variance * self._speed.posterior.unexplained())
+    def merit(self, curiosity: float = 1.0) -> FloatArray:
+        """Logarithm of the expected improvement on the best time times the chance to work, for each of the pool.
+
+        curiosity: how many times larger than it is the uncertainty is taken to be.
+        """
+        spread = curiosity * np.sqrt(self._variance * self._speed.posterior.unexplained())
         return log_improvement(float(self._values.min()), self._mean, spread) + self._chance
 
     def expect(self, at: int) -> None:
