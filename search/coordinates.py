@@ -72,7 +72,7 @@ def _scaled(numbers: FloatArray) -> FloatArray:
     if low > 0 and high / low >= _LOG_RANGE:
         numbers = np.log2(numbers)
     span = float(np.ptp(numbers))
-    return (numbers - numbers.min()) / (span or 1.0)
+    return np.asarray((numbers - numbers.min()) / (span or 1.0))
 
 
 def _placed(column: FloatArray, has: npt.NDArray[np.bool_]) -> FloatArray:
