@@ -47,8 +47,8 @@ class _NotSet(Exception):
 
 
 class _Partial(Mapping[str, Scalar]):
-    """Values chosen for the first few knobs of `names`. Asking for one that comes later raises _NotSet; so does
-    whatever needs them all, with the last one."""
+    """Values chosen for some of the knobs `names`. Asking for another one raises _NotSet; so does whatever needs them
+    all."""
 
     def __init__(self, names: Sequence[str]) -> None:
         self.names = names
@@ -64,8 +64,8 @@ class _Partial(Mapping[str, Scalar]):
         return name in self.names
 
     def __iter__(self) -> Iterator[str]:
-        for last in self.names[-1:]:
-            self[last]
+        for name in self.names:
+            self[name]
         return iter(self.names)
 
     def __len__(self) -> int:
@@ -161,24 +161,25 @@ class KnobSpace(_Enumerated):
     def members(self) -> tuple[Schedule, ...]:  # type: ignore[override]
         out: list[Schedule] = []
         partial = _Partial(list(self.knobs))
+        partial.chosen.update({name: knob.values[0] for name, knob in self.knobs.items() if len(knob.values) == 1})
         waiting = _narrowed(self.constraints, partial)
         if waiting is not None:
-            self._enumerate(0, partial, waiting, out)
+            self._enumerate([name for name in self.knobs if name not in partial.chosen], partial, waiting, out)
         return tuple(out)
 
-    def _enumerate(self, depth: int, partial: _Partial, waiting: Waiting, out: list[Schedule]) -> None:
-        """Add the members that begin with the knobs set so far, in the order of `itertools.product`."""
-        if depth == len(partial.names):
+    def _enumerate(self, free: list[str], partial: _Partial, waiting: Waiting, out: list[Schedule]) -> None:
+        """Add the members with the knobs set so far, in the order of `itertools.product` over the free ones."""
+        if not free:
             out.append(Schedule(self.template, FrozenMap(partial.chosen)))
             return
-        name = partial.names[depth]
+        name, rest = free[0], free[1:]
         due = [constraint for wanted, constraint in waiting if wanted == name]
-        later = [entry for entry in waiting if entry[0] != name]
+        later = [entry for entry in waiting if entry[0] != name] if due else waiting
         for value in self.knobs[name].values:
             partial.chosen[name] = value
             still = _narrowed(due, partial)
             if still is not None:
-                self._enumerate(depth + 1, partial, later + still, out)
+                self._enumerate(rest, partial, later + still if still else later, out)
         del partial.chosen[name]
 
     @functools.cached_property
