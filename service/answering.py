@@ -75,13 +75,13 @@ class Answers:
         """The answer with what the cost model adds: the regret of a neighbour's schedule, a prediction for a miss."""
         workload, device, schedule = answer.workload, answer.device, answer.schedule
         if answer.how == "nearest" and schedule is not None:
-            model = self._model(workload.operator)
+            model = self.model(workload.operator)
             regret = self._once(
                 ("regret", workload.key, device.key, schedule.key), lambda: _regret(model, workload, device, schedule)
             )
             return dataclasses.replace(answer, regret=regret)
         if answer.how == "vendor":
-            model = self._model(workload.operator)
+            model = self.model(workload.operator)
             found = self._once(
                 ("predicted", workload.key, device.key, device.slug),
                 lambda: find_winner(workload, device, NoRecords(), model=model),
@@ -89,7 +89,8 @@ class Answers:
             return found
         return answer
 
-    def _model(self, operator: str) -> CostModel:
+    def model(self, operator: str) -> CostModel:
+        """The cost model of an operator, loaded once."""
         with self._lock:
             if operator not in self._models:
                 self._models[operator] = packaged_model(operator)

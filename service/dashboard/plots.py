@@ -11,7 +11,7 @@ from markupsafe import Markup, escape
 WIDTH, HEIGHT = 420, 290
 """Units of the drawing; small, so that its text stays readable on a phone."""
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 64, 12, 12, 42
+_LEFT, _RIGHT, _TOP, _BOTTOM = 70, 12, 12, 42
 _STEPS = (1, 2, 5)
 
 Point = tuple[float, float]

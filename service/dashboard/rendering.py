@@ -60,7 +60,7 @@ def _brief(workload: Workload) -> str:
 
 
 def _us(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:,.2f} µs" if value < 1e4 else f"{value / 1e3:,.2f} ms"
+    return NOTHING if value is None else f"{value:,.2f} µs" if value < 1e3 else f"{value / 1e3:,.2f} ms"
 
 
 def _share(value: float | None) -> str:

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.resources
 import itertools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kernelwright.cost_model import packaged_model
 from kernelwright.db import Job, JobRequest, JobState
 from kernelwright.db.record_search import ORDERS, RecordFilter, devices_of_records, search_records
 from kernelwright.errors import UsageError
@@ -23,7 +21,6 @@ from kernelwright.service.dashboard.charts import (
     calibration_chart,
     convergence_chart,
     pareto_chart,
-    read_calibration,
     roofline_chart,
 )
 from kernelwright.service.dashboard.figures import by_status, of_search
@@ -159,16 +156,16 @@ def roofline(state: AppState, query: Query) -> Values:
 def model_card(state: AppState, operator: str) -> Values:
     """The packaged cost model: its kind, what it was trained on, and its calibration."""
     get_operator(operator)
-    model = packaged_model(operator)
+    model = state.answers.model(operator)
     metadata = dict(getattr(model, "metadata", {}))
     evaluation = metadata.pop("evaluation", None)
-    calibration = metadata.pop("calibration", None) or _packaged_calibration(operator)
+    calibration = metadata.pop("calibration", None)
     return {
         "operator": operator,
         "operators": list(OPERATORS),
         "kind": type(model).__name__,
         "metadata": metadata,
-        "evaluation": evaluation or (calibration or {}).get("evaluation"),
+        "evaluation": evaluation,
         "calibration": calibration,
         "chart": calibration_chart(calibration) if calibration else None,
     }
@@ -207,8 +204,3 @@ def _device(slug: str, devices: Sequence[tuple[DeviceSpec, int]]) -> DeviceSpec:
 
 def _page_number(text: str) -> int:
     return min(max(1, int(text)), 10**6) if text.isascii() and text.isdigit() and len(text) < 8 else 1
-
-
-def _packaged_calibration(operator: str) -> dict[str, Any] | None:
-    source = importlib.resources.files("kernelwright.service.dashboard") / "calibration" / f"{operator}.json"
-    return read_calibration(source.read_text(encoding="utf-8")) if source.is_file() else None
