@@ -1,6 +1,7 @@
 """The problem sets under workloads/, read as Workloads: what the benchmarks and the recorded sweeps run on.
 
 Command line: `python benchmarks/problems.py core` lists the matmuls of a set, and what was left out of it and why.
+`python benchmarks/problems.py core extra --jsonl | kernelwright record --workloads -` records them.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kernelwright.kernels import get_operator
-from kernelwright.kernels.matmul.workload import ACTIVATIONS, problem_of
+from kernelwright.kernels.matmul.workload import ACTIVATIONS, matmul_workload, problem_of
 from kernelwright.types import Workload
 
 FOLDER = Path(__file__).resolve().parent / "workloads"
@@ -25,6 +26,8 @@ LARGE_FLOPS = 100e9
 
 SKINNY_ROWS = 16
 
+DENSE_PER_GROUP = 4
+
 
 class Entry(NamedTuple):
     """One problem that can be run. dropped: the steps of its epilogue that the workload leaves out, in order."""
@@ -33,6 +36,9 @@ class Entry(NamedTuple):
     tag: str
     workload: Workload
     dropped: tuple[str, ...] = ()
+
+
+EXAMPLE = Entry("example", "the worked example of the README", matmul_workload(2048, 4096, 4096))
 
 
 class Skipped(NamedTuple):
@@ -148,16 +154,43 @@ def _stride(problem: Mapping[str, Any], tensor: str) -> Sequence[int] | None:
     return problem.get(f"{tensor}_stride")
 
 
-def main() -> None:
-    """List a set."""
-    parser = argparse.ArgumentParser(description="List the matmuls of a problem set.")
-    parser.add_argument("set", choices=SETS)
-    name = parser.parse_args().set
+def to_record(entries: Sequence[Entry], dense: int, sparse: int) -> list[dict[str, Any]]:
+    """The entries as `kernelwright record` reads them, each workload once: the first DENSE_PER_GROUP of each group with
+    a sample of `dense` schedules, then all others with `sparse`."""
+    seen: dict[str, int] = {}
+    first, rest = [], []
+    for entry in {entry.workload.key: entry for entry in entries}.values():
+        name = group(entry.workload)
+        seen[name] = seen.get(name, 0) + 1
+        many = seen[name] <= DENSE_PER_GROUP
+        line = {"id": entry.id, "count": dense if many else sparse, "workload": entry.workload.to_json()}
+        (first if many else rest).append(line)
+    return first + rest
+
+
+def _list(name: str) -> None:
     for entry in load_matmul(name):
         dropped = f"  without {', '.join(entry.dropped)}" if entry.dropped else ""
         print(f"{entry.id}  [{group(entry.workload)}] {entry.workload}{dropped}")
     for skipped in skipped_matmul(name):
         print(f"{skipped.id}  left out: {skipped.reason}")
+
+
+def main() -> None:
+    """List sets, or write them as JSON lines."""
+    parser = argparse.ArgumentParser(description="List the matmuls of problem sets.")
+    parser.add_argument("sets", choices=SETS, nargs="+")
+    parser.add_argument("--jsonl", action="store_true", help="as JSON lines for kernelwright record")
+    parser.add_argument("--dense", type=int, default=180, help="sample size of the first workloads of each group")
+    parser.add_argument("--sparse", type=int, default=60, help="sample size of the others")
+    args = parser.parse_args()
+    if args.jsonl:
+        entries = [EXAMPLE, *(entry for name in args.sets for entry in load_matmul(name))]
+        for line in to_record(entries, args.dense, args.sparse):
+            print(json.dumps(line))
+    else:
+        for name in args.sets:
+            _list(name)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -24,7 +23,8 @@ from kernelwright.cost_model.xgboost_model import XGBoostModel
 from kernelwright.types import Trial, Workload
 
 BINS = 5
-GAP_BINS = (0.0, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.5, 2.0, 3.0, np.inf)
+SHARE_BINS = 10
+CELLS = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -46,16 +46,23 @@ class _Point:
 def calibrate(trials: Iterable[Trial], objective: str, plan: Plan) -> tuple[Calibration, dict[str, Any]]:
     """The calibration for models trained on all the trials, and a report of how it did on folds left out of its fit.
 
-    Report: `folds`, `workloads`, `first_choice` and `all_schedules`, each a list of bins with the number of cases and
-    the mean expected and mean realised regret; `error`: the weighted mean distance of the two over the bins of the
-    first choice.
+    Report: folds, grouping, workloads, trials, devices; `first_choice`, bins of equally many workloads with the mean
+    expected and realised regret of the model's first choice, and `error`, the mean distance of these two over the
+    workloads; `bins`, all schedules by the share of the best speed that they are expected to reach, with the mean, 10th
+    and 90th percentile of what they reached; `cells`, their count by expected (outer) and reached share.
     """
     kept = [trial for trial in trials if trial.workload.operator == plan.operator]
     points = _points(kept, objective, plan)
-    weights = _fit(points)
+    base, away, disagreed = _fit(points).tolist()
     workloads = _worked(kept)
     devices = sorted({device.key for device in {trial.device for trial in kept}})
-    return Calibration(*map(float, weights), tuple(workloads), tuple(devices)), _report(points)
+    head = {
+        "folds": plan.folds,
+        "grouping": plan.grouping,
+        "workloads": len(workloads),
+        "devices": sorted({trial.device.slug for trial in kept}),
+    }
+    return Calibration(base, away, disagreed, tuple(workloads), tuple(devices)), head | _report(points)
 
 
 def _points(trials: Sequence[Trial], objective: str, plan: Plan) -> list[_Point]:
@@ -85,48 +92,53 @@ def _fit(points: Sequence[_Point]) -> FloatArray:
 
 def _report(points: Sequence[_Point]) -> dict[str, Any]:
     """Every point's regret as expected by a fit on the other folds, beside what it was."""
-    expected, realised, gaps, all_expected = [], [], [], []
-    folds = sorted({point.fold for point in points})
-    for fold in folds:
+    expected, realised, shares_expected, shares_reached = [], [], [], []
+    for fold in sorted({point.fold for point in points}):
         weights = _fit([point for point in points if point.fold != fold])
         for point in points:
             if point.fold == fold:
                 first = min(max(float(np.dot(point.terms, weights)), 0.0), 1.0)
                 expected.append(first)
                 realised.append(point.first)
-                gaps.append(point.log_shares.max() - point.log_shares)
-                all_expected.append(regret_of_all(first, point.log_shares))
-    first_choice = _by_rank(np.array(expected), np.array(realised))
-    regrets = [point.regrets for fold in folds for point in points if point.fold == fold]
+                shares_expected.append(1 - regret_of_all(first, point.log_shares))
+                shares_reached.append(1 - point.regrets)
+    bins = _first_choice(np.array(expected), np.array(realised))
+    x, y = np.concatenate(shares_expected), np.concatenate(shares_reached)
+    cells, _, _ = np.histogram2d(x, y, bins=CELLS, range=((0, 1), (0, 1)))
     return {
-        "folds": len(folds),
-        "workloads": len(points),
-        "error": round(sum(b["cases"] * abs(b["expected"] - b["realised"]) for b in first_choice) / len(points), 4),
-        "first_choice": first_choice,
-        "all_schedules": _by_gap(np.concatenate(gaps), np.concatenate(all_expected), np.concatenate(regrets)),
+        "trials": len(x),
+        "error": round(sum(b["count"] * abs(b["expected"] - b["realised"]) for b in bins) / len(points), 4),
+        "first_choice": bins,
+        "bins": _by_share(x, y),
+        "cells": cells.astype(int).tolist(),
     }
 
 
-def _by_rank(expected: FloatArray, realised: FloatArray) -> list[dict[str, Any]]:
+def _first_choice(expected: FloatArray, realised: FloatArray) -> list[dict[str, Any]]:
     """Equally large bins, from the least expected regret to the most."""
     parts = np.array_split(np.argsort(expected, kind="stable"), min(BINS, len(expected)))
-    return [_bin(expected[part], realised[part]) for part in parts]
+    return [
+        {
+            "count": len(part),
+            "expected": round(float(expected[part].mean()), 4),
+            "realised": round(float(realised[part].mean()), 4),
+            "realised_p90": round(float(np.percentile(realised[part], 90)), 4),
+        }
+        for part in parts
+    ]
 
 
-def _by_gap(gaps: FloatArray, expected: FloatArray, realised: FloatArray) -> list[dict[str, Any]]:
-    """Bins by how far a schedule is expected to stay behind the first choice, log2."""
-    bins = []
-    for low, high in itertools.pairwise(GAP_BINS):
-        inside = (gaps >= low) & (gaps < high)
-        if inside.any():
-            bins.append({"gap_from": low, **_bin(expected[inside], realised[inside])})
-    return bins
-
-
-def _bin(expected: FloatArray, realised: FloatArray) -> dict[str, Any]:
-    return {
-        "cases": len(expected),
-        "expected": round(float(expected.mean()), 4),
-        "realised": round(float(realised.mean()), 4),
-        "realised_p90": round(float(np.percentile(realised, 90)), 4),
-    }
+def _by_share(expected: FloatArray, reached: FloatArray) -> list[dict[str, Any]]:
+    """Bins of equal width in the expected share; empty ones are left out."""
+    place = np.minimum((expected * SHARE_BINS).astype(int), SHARE_BINS - 1)
+    return [
+        {
+            "count": int((place == number).sum()),
+            "predicted": round(float(expected[place == number].mean()), 4),
+            "measured": round(float(reached[place == number].mean()), 4),
+            "p10": round(float(np.percentile(reached[place == number], 10)), 4),
+            "p90": round(float(np.percentile(reached[place == number], 90)), 4),
+        }
+        for number in range(SHARE_BINS)
+        if (place == number).any()
+    ]

@@ -1,14 +1,17 @@
-"""The cost model that comes with the package, and loading any model file."""
+"""The cost model to start from: a user's own, the one that comes with the package, or the analytic one."""
 
 from __future__ import annotations
 
 import importlib.resources
+import logging
 from pathlib import Path
 
 from kernelwright.cost_model.model import CostModel, read_model
 from kernelwright.cost_model.roofline_model import RooflineModel
 from kernelwright.cost_model.xgboost_model import XGBoostModel
 from kernelwright.errors import MissingDependency, ModelMismatch
+
+logger = logging.getLogger(__name__)
 
 KINDS: dict[str, type[RooflineModel] | type[XGBoostModel]] = {"roofline": RooflineModel, "xgboost": XGBoostModel}
 """Cost models by the kind written in their files."""
@@ -29,13 +32,28 @@ def load_model(path: Path, operator: str | None = None) -> CostModel:
 def packaged_model(operator: str) -> CostModel:
     """The trained model that comes with the package, fresh at each call.
 
-    Where there is none for the operator, or xgboost is not installed, the analytic model instead.
+    Where there is none for the operator, or it cannot be used here, the analytic model instead.
     """
     source = importlib.resources.files("kernelwright.cost_model") / "models" / f"{operator}.json"
     if not source.is_file():
         return RooflineModel(operator)
+    with importlib.resources.as_file(source) as path:
+        return _load_or_none(path, operator, "the analytic model") or RooflineModel(operator)
+
+
+def own_model(operator: str, folder: Path) -> CostModel:
+    """The model <operator>.json of a folder of the user's; where there is none, or it cannot be used here, the packaged
+    one. A file that is refused is told of in a warning of the log."""
+    path = folder / f"{operator}.json"
+    found = _load_or_none(path, operator, "the packaged model") if path.is_file() else None
+    return found or packaged_model(operator)
+
+
+def _load_or_none(path: Path, operator: str, instead: str) -> CostModel | None:
     try:
-        with importlib.resources.as_file(source) as path:
-            return load_model(path, operator)
+        return load_model(path, operator)
     except MissingDependency:
-        return RooflineModel(operator)
+        return None
+    except ModelMismatch as error:
+        logger.warning("%s; going on with %s", error, instead)
+        return None

@@ -6,7 +6,7 @@ import datetime
 from collections.abc import Iterator, Sequence
 
 from kernelwright.kernels import get_operator
-from kernelwright.search.runner import Runner
+from kernelwright.search.runner import RecordedCode, Runner
 from kernelwright.types import VENDOR_TEMPLATE, Measurement, Schedule, Status, Trial, Workload, digest
 
 FINALISTS = 5
@@ -63,7 +63,13 @@ def _finals(workload: Workload, runner: Runner, best: Sequence[Schedule]) -> Ite
 
 
 def _trial(workload: Workload, runner: Runner, schedule: Schedule, measurement: Measurement, origin: str) -> Trial:
-    template = get_operator(workload.operator).templates.get(schedule.template)
     now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
-    fingerprint = template.fingerprint if template else ""
+    fingerprint = _fingerprint(workload, runner, schedule.template)
     return Trial(workload, runner.device, runner.toolchain, schedule, measurement, origin, fingerprint, now)
+
+
+def _fingerprint(workload: Workload, runner: Runner, template: str) -> str:
+    if isinstance(runner, RecordedCode):
+        return runner.fingerprints(workload).get(template, "")
+    known = get_operator(workload.operator).templates.get(template)
+    return known.fingerprint if known else ""

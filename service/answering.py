@@ -6,10 +6,11 @@ import dataclasses
 import functools
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from typing import TypeVar
 from urllib.parse import urlencode
 
-from kernelwright.cost_model import CostModel, packaged_model
+from kernelwright.cost_model import CostModel, own_model, packaged_model
 from kernelwright.kernels import get_operator
 from kernelwright.kernels.render import render
 from kernelwright.search.answer import Answer, Records, find_winner
@@ -45,11 +46,12 @@ class Answers:
     """Answers questions from one store of records. Threads may share it.
 
     What the cost model says depends on nothing that changes while the process runs, so it is worked out once for each
-    workload and remembered; each operator's model is loaded when it is first needed.
+    workload and remembered; each operator's model is loaded when it is first needed. models: folder of the user's own.
     """
 
-    def __init__(self, records: Records) -> None:
+    def __init__(self, records: Records, models: Path | None = None) -> None:
         self._records = records
+        self._folder = models
         self._models: dict[str, CostModel] = {}
         self._remembered: dict[tuple[str, ...], object] = {}
         self._fingerprints = functools.cache(fingerprints)
@@ -93,7 +95,8 @@ class Answers:
         """The cost model of an operator, loaded once."""
         with self._lock:
             if operator not in self._models:
-                self._models[operator] = packaged_model(operator)
+                own = self._folder is not None and own_model(operator, self._folder)
+                self._models[operator] = own or packaged_model(operator)
             return self._models[operator]
 
     def _once(self, key: tuple[str, ...], make: Callable[[], T]) -> T:
@@ -183,6 +186,7 @@ def _provenance(record: TuningRecord) -> dict[str, str]:
     }
 
 
+@functools.lru_cache(maxsize=256)
 def tell_hardware(device: DeviceSpec) -> HardwareOut:
     """A GPU in short."""
     return HardwareOut(slug=device.slug, name=device.name, architecture=device.architecture, key=device.key)
@@ -192,6 +196,7 @@ def _schedule(schedule: Schedule | None) -> ScheduleOut | None:
     return None if schedule is None else ScheduleOut(template=schedule.template, knobs=dict(schedule.knobs))
 
 
+@functools.lru_cache(maxsize=256)
 def _toolchain(toolchain: Toolchain) -> ToolchainOut:
     return ToolchainOut.model_validate(toolchain, from_attributes=True)
 

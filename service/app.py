@@ -77,7 +77,7 @@ def create_app(settings: Settings) -> FastAPI:
 
 
 def _state(settings: Settings, store: Store) -> AppState:
-    answers = Answers(store)
+    answers = Answers(store, settings.models)
     metrics = Metrics(StoreCounts(store))
     return AppState(
         settings,

@@ -10,7 +10,17 @@ from typing import Annotated
 import typer
 
 from kernelwright.errors import KernelwrightError, UsageError
-from kernelwright.service import cli_data, cli_evaluate, cli_keys, cli_query, cli_refresh, cli_service, cli_tune
+from kernelwright.service import (
+    cli_data,
+    cli_evaluate,
+    cli_keys,
+    cli_model,
+    cli_query,
+    cli_record,
+    cli_refresh,
+    cli_service,
+    cli_tune,
+)
 from kernelwright.service.cli_output import to_stderr
 
 app = typer.Typer(
@@ -45,10 +55,12 @@ app.command("devices")(cli_data.devices)
 app.command("export")(cli_data.export)
 app.command("import")(cli_data.import_)
 app.command("refresh")(cli_refresh.refresh_command)
-app.command("refresh")(cli_refresh.refresh_command)
 app.command("audit")(cli_keys.audit)
+app.command("record")(cli_record.record)
+app.command("pack")(cli_record.pack)
 app.add_typer(cli_data.db_app, name="db")
 app.add_typer(cli_evaluate.evaluate_app, name="evaluate")
+app.add_typer(cli_model.model_app, name="model")
 app.add_typer(cli_keys.keys_app, name="keys")
 
 

@@ -45,7 +45,7 @@ def query(
     args.workload()
     settings, spec = settings_for(db, url), device_for_query(hardware, device)
     if settings.url is not None:
-        with Client(settings.url, settings.timeout) as client:
+        with Client(settings.url, settings.timeout, key=settings.api_key) as client:
             best = client.best(args, spec.slug)
     else:
         best = tell(local_answer(settings, args, spec, toolchain_for(hardware, device)))
@@ -100,13 +100,13 @@ def toolchain_for(hardware: str | None, device: str | None) -> Toolchain | None:
 def local_answer(settings: Settings, args: WorkloadArgs, device: DeviceSpec, toolchain: Toolchain | None) -> Answer:
     """The answer from the database."""
     with open_store(settings) as store:
-        return Answers(store).best(args.workload(), device, toolchain)
+        return Answers(store, settings.models).best(args.workload(), device, toolchain)
 
 
 def record_source(settings: Settings, record_id: str) -> str:
     """A record's kernel, from the service or the database."""
     if settings.url is not None:
-        with Client(settings.url, settings.timeout) as client:
+        with Client(settings.url, settings.timeout, key=settings.api_key) as client:
             return client.source(record_id)
     with Store.open(settings.db) as store:
         record = store.get_record(record_id)
@@ -118,7 +118,7 @@ def record_source(settings: Settings, record_id: str) -> str:
 def best_source(settings: Settings, args: WorkloadArgs, device: DeviceSpec, toolchain: Toolchain | None) -> str:
     """The best kernel for a workload, from the service or the database."""
     if settings.url is not None:
-        with Client(settings.url, settings.timeout) as client:
+        with Client(settings.url, settings.timeout, key=settings.api_key) as client:
             return client.best_source(args, device.slug)
     return source_of_answer(local_answer(settings, args, device, toolchain))
 

@@ -143,6 +143,7 @@ def _worker_options(settings: Settings, devices: list[str] | None) -> WorkerOpti
         heartbeat=settings.heartbeat_seconds,
         stale=settings.stale_seconds,
         devices=tuple(str(parse_device(text)) for text in devices) if devices else None,
+        models=settings.models,
     )
 
 

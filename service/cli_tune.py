@@ -22,7 +22,7 @@ from kernelwright.service.tuning import OnTrial, TuneRequest, TuneResult, tune_a
 from kernelwright.types import Trial
 
 Device = Annotated[str, typer.Option("--device", help="What to measure on: cuda, cuda:1, or replay:h100.")]
-StrategyName = Annotated[str, typer.Option("--strategy", help="model, random or exhaustive.")]
+StrategyName = Annotated[str, typer.Option("--strategy", help="model, bayesian, evolutionary, random or exhaustive.")]
 Trials = Annotated[int | None, typer.Option("--trials", help="Most schedules to try; 64 without --seconds.")]
 Seconds = Annotated[float | None, typer.Option("--seconds", help="Most seconds to search.")]
 Exhaustive = Annotated[bool, typer.Option("--exhaustive", help="Try every schedule; short for --strategy exhaustive.")]
@@ -48,8 +48,9 @@ def tune(
     """Find the fastest schedule of a workload and keep every trial; an interrupted run goes on where it stopped."""
     args = options.workload_args(operator, shape, dtype, layout, epilogue, out_dtype, error_budget)
     chosen = "exhaustive" if exhaustive else strategy
-    request = TuneRequest(args.workload(), chosen, Budget(trials, seconds), seed)
-    report = run(load_settings(db=db), device, request)
+    settings = load_settings(db=db)
+    request = TuneRequest(args.workload(), chosen, Budget(trials, seconds), seed, models=settings.models)
+    report = run(settings, device, request)
     if json:
         print_json(report)
     else:
@@ -68,7 +69,7 @@ def run(settings: Settings, device: str, request: TuneRequest) -> TuneReport:
         except KeyboardInterrupt:
             to_stderr("Stopped. The trials so far are stored; run the same command again to go on.")
             raise typer.Exit(1) from None
-        best = tell(Answers(store).best(request.workload, runner.device, runner.toolchain))
+        best = tell(Answers(store, settings.models).best(request.workload, runner.device, runner.toolchain))
     return TuneReport(**best.model_dump(by_alias=True), run=_run_out(request, result))
 
 

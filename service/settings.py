@@ -35,6 +35,9 @@ class Settings(BaseSettings):
         30.0, gt=0, description="A job whose worker gave no sign of life for this many seconds goes back to the queue."
     )
     recorded: Path | None = Field(None, description="Folder of recordings for replay devices; default: those packaged.")
+    models: Path | None = Field(
+        None, description="Folder of your own cost models, <operator>.json each; default: those packaged."
+    )
     pretuned: bool = Field(
         True, description="Whether `serve` and `query` fill an empty database with the records that ship with us."
     )

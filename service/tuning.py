@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
+from kernelwright.cost_model import own_model
 from kernelwright.db import Store
 from kernelwright.kernels import get_operator
 from kernelwright.search import Budget, Progress, Runner, Session, make_strategy
@@ -19,13 +21,15 @@ OnTrial = Callable[[Trial, Progress], None]
 
 @dataclasses.dataclass(frozen=True)
 class TuneRequest:
-    """What to tune and how. budget: known trials count against it. job_id: under which job to file the trials."""
+    """What to tune and how. budget: known trials count against it. job_id: under which job to file the trials.
+    models: folder of the user's own cost models."""
 
     workload: Workload
     strategy: str = "model"
     budget: Budget = dataclasses.field(default_factory=Budget)
     seed: int = 0
     job_id: str | None = None
+    models: Path | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,5 +93,6 @@ def _session(runner: Runner, request: TuneRequest, known: list[Trial]) -> Sessio
     space = runner.space(workload)
     if request.strategy == "exhaustive" and budget == Budget():
         budget = Budget(trials=max(1, len(space)))
-    strategy = make_strategy(request.strategy, workload, runner.device, space, request.seed)
+    model = None if request.models is None else own_model(workload.operator, request.models)
+    strategy = make_strategy(request.strategy, workload, runner.device, space, request.seed, model)
     return Session(workload, runner, strategy, budget, origin="tune", known=known)

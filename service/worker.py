@@ -11,6 +11,7 @@ import socket
 import threading
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from kernelwright.db import Job, Store
 from kernelwright.errors import DatabaseError, KernelwrightError
@@ -31,7 +32,8 @@ class WorkerOptions:
     """How a worker keeps time, in seconds.
 
     poll: between two looks at an empty queue. heartbeat: between two signs of life. stale: a job whose worker gave
-    no sign of life for this long goes back to the queue. devices: take only jobs for these, None takes any.
+    no sign of life for this long goes back to the queue. devices: take only jobs for these, None takes any. models:
+    folder of the user's own cost models.
     """
 
     name: str = dataclasses.field(default_factory=worker_name)
@@ -39,6 +41,7 @@ class WorkerOptions:
     heartbeat: float = 5.0
     stale: float = 30.0
     devices: tuple[str, ...] | None = None
+    models: Path | None = None
 
 
 class _Stopped(Exception):
@@ -114,7 +117,8 @@ class Worker:
             if self._stop.is_set():
                 raise _Stopped
 
-        request = TuneRequest(job.workload, job.strategy, Budget(job.trials, job.seconds), job.seed, job.id)
+        budget = Budget(job.trials, job.seconds)
+        request = TuneRequest(job.workload, job.strategy, budget, job.seed, job.id, self.options.models)
         with contextlib.closing(self._open_runner(job.device)) as runner:
             return tune_and_store(self._store, runner, request, on_trial).record.key
 

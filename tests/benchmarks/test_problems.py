@@ -5,12 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
+from collections import Counter
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
 from kernelwright.kernels.matmul.workload import matmul_workload, problem_of
+from kernelwright.search.recording_files import parse_wanted
 
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -104,3 +106,15 @@ def test_groups(problems: ModuleType) -> None:
 def test_unknown_set_names_the_sets(problems: ModuleType) -> None:
     with pytest.raises(ValueError, match=r"core, extra, awkward, smoke.*got 'huge'"):
         problems.load_matmul("huge")
+
+
+def test_a_sweep_samples_the_first_of_each_group_densely(problems: ModuleType) -> None:
+    entries = problems.load_matmul("core")
+    lines = problems.to_record([*entries, *entries], dense=9, sparse=4)
+    wanted = parse_wanted("\n".join(json.dumps(line) for line in lines))
+    assert {one.workload for one in wanted} == {entry.workload for entry in entries}
+    assert len(lines) == len(wanted)
+    dense = Counter(problems.group(one.workload) for one in wanted if one.count == 9)
+    groups = {problems.group(entry.workload) for entry in entries}
+    assert set(dense) == groups and max(dense.values()) <= problems.DENSE_PER_GROUP
+    assert [one.count for one in wanted] == sorted((one.count for one in wanted), reverse=True)
