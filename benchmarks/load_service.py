@@ -118,6 +118,12 @@ def memory_mb(process: int) -> dict[str, float]:
     return {"rss_mb": round(found["VmRSS"], 1), "rss_peak_mb": round(found["VmHWM"], 1)}
 
 
+def cpu_seconds(process: int) -> float:
+    """What a process has computed so far, in all its threads; unlike latencies, other processes hardly change it."""
+    fields = Path(f"/proc/{process}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def kinds(size: Size) -> dict[str, list[str]]:
     """Questions by kind. measured: each winner alike, so that hardly any was asked before. popular: a few hundred of
     them over and over. mixed: one in ten is a size between the measured ones, whose answer is a neighbour's."""
@@ -155,12 +161,17 @@ def measure(name: str, url: str, plan: Plan) -> dict[str, Any]:
         row["batch_ms"], row["batch_max_ms"] = _batches(port, plan)
         paths = kinds(plan.size)
         run_load(Load(port, plan.rate, WARM_SECONDS, paths["popular"]))
-        row["load"] = {
-            kind: run_load(Load(port, plan.rate, plan.seconds, asked)).summary() for kind, asked in paths.items()
-        }
+        row["load"] = {kind: _asked(port, process, plan, asked) for kind, asked in paths.items()}
         row |= memory_mb(process)
         row["load_average_after"] = os.getloadavg()[0]
     return row
+
+
+def _asked(port: int, process: int, plan: Plan, paths: list[str]) -> dict[str, float]:
+    """The figures of one kind of question; cpu_ms: what the service computes for each."""
+    before = cpu_seconds(process)
+    summary = run_load(Load(port, plan.rate, plan.seconds, paths)).summary()
+    return {**summary, "cpu_ms": round(1000 * (cpu_seconds(process) - before) / summary["requests"], 2)}
 
 
 def _batches(port: int, plan: Plan) -> tuple[float, float]:

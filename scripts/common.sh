@@ -29,6 +29,16 @@ use_venv() {
     [ "${venv#/}" = "$venv" ] || python="$venv/bin/python"
 }
 
+# Browser tests drive Debian's Chromium; without it they are skipped.
+use_browser() {
+    if command -v chromium >/dev/null && command -v chromedriver >/dev/null; then return; fi
+    if command -v apt-get >/dev/null && [ "$(id -u)" = 0 ]; then
+        say "Chromium for the browser tests"
+        { apt-get update -qq && apt-get install -y -qq --no-install-recommends chromium chromium-driver fonts-dejavu-core; } >/dev/null && return
+    fi
+    say "browser tests are skipped: they need chromium and chromedriver (on Debian: apt install chromium chromium-driver)"
+}
+
 # Pip installs a local folder anew each time, so what is tested is this tree; left-over build folders would put deleted
 # files back into it.
 install_tree() { # install_tree EXTRAS
