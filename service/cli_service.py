@@ -18,10 +18,10 @@ from kernelwright.errors import UsageError
 from kernelwright.search import Runner, open_runner
 from kernelwright.service import cli_options as options
 from kernelwright.service.cli_output import print_json, to_stderr
-from kernelwright.service.device_args import parse_device
 from kernelwright.service.demo import demonstration
-from kernelwright.service.guard import is_loopback
+from kernelwright.service.device_args import parse_device
 from kernelwright.service.logs import configure_logs
+from kernelwright.service.loopback import is_loopback
 from kernelwright.service.settings import Settings, load_settings
 from kernelwright.service.worker import Worker, WorkerOptions, stopped_by_signals
 

@@ -1,4 +1,4 @@
-"""Answers with an entity tag, so that a client who has them already gets none twice, and pages with a link to the next."""
+"""Answers with an entity tag, so that a client gets none twice, and pages with a link to the next."""
 
 from __future__ import annotations
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import ipaddress
 from collections.abc import Mapping
 from urllib.parse import urlencode, urlsplit
 
@@ -13,6 +11,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from kernelwright.errors import KernelwrightError
 from kernelwright.service.auth import Credentials, KeyRing, Principal, read_credentials
+from kernelwright.service.loopback import is_loopback
 from kernelwright.service.problems import answer_to_error
 from kernelwright.service.rate_limit import RateLimit, retry_after
 from kernelwright.service.refusal import Refused
@@ -41,15 +40,6 @@ def needed_scope(method: str, path: str) -> str | None:
     if method in SAFE_METHODS or path in READING_POSTS:
         return "read"
     return "tune"
-
-
-@functools.lru_cache(maxsize=256)
-def is_loopback(host: str) -> bool:
-    """Whether a host name or address means this machine only."""
-    try:
-        return ipaddress.ip_address(host.strip("[]")).is_loopback
-    except ValueError:
-        return host.lower() == "localhost"
 
 
 class Guard:

@@ -60,8 +60,8 @@ def configure_logs(level: str, form: str) -> None:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if form == "json" else TextFormatter())
     logging.basicConfig(level=level.upper(), handlers=[handler], force=True)
-    # Each request is one line of ours; clients' and the server's own lines about it would repeat it.
-    for name in ("httpx", "uvicorn.access"):
+    # Each request is one line of ours, which others would repeat; and that a schema is looked at is no news.
+    for name in ("httpx", "uvicorn.access", "alembic"):
         logging.getLogger(name).setLevel(logging.WARNING)
 
 

@@ -82,8 +82,8 @@ def _row(run: list[tuple[int, Answer]], high: int | None) -> TableRow:
         low=run[0][0],
         high=high,
         values=[value for value, _ in run],
-        how=[answer.how for _, answer in run],
-        choice=first.choice,
+        how=[answer.how for _, answer in run],  # type: ignore[misc]
+        choice=first.choice,  # type: ignore[arg-type]
         schedule=None if first.schedule is None else tell_schedule(first.schedule),
         expected_us=[answer.expected_us for _, answer in run],
     )

@@ -15,6 +15,7 @@ from fastapi import FastAPI
 
 from kernelwright.db import JobRequest, Store
 from kernelwright.service import cli_tune
+from kernelwright.service.auth import digest_of
 from kernelwright.service.cli import main
 from kernelwright.service.client import Client
 from kernelwright.service.workload_args import WorkloadArgs
@@ -50,6 +51,8 @@ def cli(
     monkeypatch.setenv("KERNELWRIGHT_DB", db_url)
     monkeypatch.setenv("KERNELWRIGHT_RECORDED", str(recorded))
     monkeypatch.setenv("KERNELWRIGHT_PRETUNED", "0")
+    # The logs of a process are set up once, and this one is the tests'.
+    monkeypatch.setattr("kernelwright.service.cli_service.configure_logs", lambda level, form: None)
     return CommandLine(capsys)
 
 
@@ -119,7 +122,7 @@ def test_source_by_workload_and_by_record(cli: CommandLine, tmp_path: Path) -> N
 
 def test_query_a_service(cli: CommandLine, app: FastAPI, client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     tuned = cli.json("tune", *PROBLEM, "--device", "replay:h100", "--trials", "8", "--strategy", "random")
-    monkeypatch.setattr("kernelwright.service.cli_query.Client", lambda url, timeout: client)
+    monkeypatch.setattr("kernelwright.service.cli_query.Client", lambda url, timeout, key: client)
     monkeypatch.setenv("KERNELWRIGHT_URL", "http://test")
     assert cli.json("query", *PROBLEM, "--hardware", "h100")["record_id"] == tuned["record_id"]
     assert app.state.shared.metrics.queries.labels("measured")._value.get() == 1
@@ -155,7 +158,7 @@ def test_db_upgrade(cli: CommandLine) -> None:
         (["tune", "matmull", "--shape", "M=1,N=1,K=1"], 2, "operator must be one of matmul"),
         (["tune", *PROBLEM, "--device", "replay:h1000"], 2, "h100"),
         (["tune", *PROBLEM, "--device", "toaster"], 2, "replay:"),
-        (["tune", *PROBLEM, "--device", "replay:h100", "--strategy", "guess"], 2, "model, random, exhaustive"),
+        (["tune", *PROBLEM, "--device", "replay:h100", "--strategy", "guess"], 2, "random, exhaustive"),
         (["tune", *PROBLEM, "--device", "replay:h100", "--trials", "0"], 2, "above 0"),
         (["tune", "matmul", "--shape", "M=8,N=8,K=8", "--device", "replay:h100"], 2, "nearest"),
         (["query", "matmul", "--shape", "M=-1,N=8,K=8", "--hardware", "h100"], 2, "whole number"),
@@ -177,20 +180,54 @@ def test_misuse_is_told_plainly(cli: CommandLine, argv: list[str], code: int, wo
     assert out == "" and words in err and "Traceback" not in err
 
 
-@pytest.mark.parametrize(("host", "warned"), [([], False), (["--host", "::1"], False), (["--host", "0.0.0.0"], True)])
-def test_serve(cli: CommandLine, monkeypatch: pytest.MonkeyPatch, host: list[str], warned: bool) -> None:
-    served: dict[str, Any] = {}
-    monkeypatch.setattr("uvicorn.run", lambda app, **given: served.update(given, app=app))
-    code, _, err = cli.run("serve", *host, "--port", "9123")
-    served["app"].state.shared.store.close()
-    assert code == 0 and served["port"] == 9123 and served["host"] == (host or ["", "127.0.0.1"])[1]
-    assert ("reachable" in err) == warned
+@pytest.mark.parametrize("argv", [[], ["--host", "::1"], ["--host", "0.0.0.0", "--insecure-open"]])
+def test_serve(cli: CommandLine, monkeypatch: pytest.MonkeyPatch, argv: list[str]) -> None:
+    served: list[Any] = []
+    monkeypatch.setattr("uvicorn.Server.run", lambda self: served.append(self))
+    monkeypatch.setattr("sys.setswitchinterval", lambda seconds: None)
+    monkeypatch.setattr("gc.freeze", lambda: None)
+    monkeypatch.setattr("gc.set_threshold", lambda *numbers: None)
+    code, _, err = cli.run("serve", *argv, "--port", "9123")
+    (server,) = served
+    state = server.config.app.state.shared
+    server.handle_exit(15, None)
+    state.store.close()
+    assert code == 0 and (server.config.port, server.config.host) == (9123, (argv or ["", "127.0.0.1"])[1])
+    assert state.stopping.is_set() and server.should_exit
+    assert ("nothing asks them" in err) == ("0.0.0.0" in argv)
+
+
+def test_serve_does_not_let_everybody_in(cli: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("uvicorn.Server.run", lambda self: pytest.fail("it was served"))
+    code, _, err = cli.run("serve", "--host", "0.0.0.0")
+    assert code == 2 and "keys create" in err and "--insecure-open" in err
+
+
+def test_keys_are_made_listed_rotated_and_revoked(cli: CommandLine, store: Store) -> None:
+    made = cli.json("keys", "create", "ci", "--scope", "read", "--scope", "tune")
+    assert made["key"].startswith("kw_")
+    found = store.find_key_by_hash(digest_of(made["key"]))
+    assert found is not None and (found.id, found.name, found.scopes) == (made["id"], "ci", {"read", "tune"})
+
+    rotated = cli.json("keys", "rotate", made["id"])
+    assert store.find_key_by_hash(digest_of(made["key"])) is None
+    assert cli.json("keys", "revoke", rotated["id"]) == {"revoked": rotated["id"]}
+    assert store.find_key_by_hash(digest_of(rotated["key"])) is None
+    assert cli.run("keys", "revoke", rotated["id"])[0] == 2
+
+    listed = cli.json("keys", "list")["keys"]
+    assert {key["id"] for key in listed} == {made["id"], rotated["id"]} and all(key["revoked_at"] for key in listed)
+    assert made["key"] not in cli.run("keys", "list")[1]
+    done = [entry["action"] for entry in cli.json("audit")["entries"]]
+    assert done == ["key.revoke", "key.rotate", "key.create"]
+    code, out, err = cli.run("keys", "create", "people")
+    assert code == 0 and out.startswith("kw_") and len(out.splitlines()) == 1 and "not shown again" in err
 
 
 def test_version_and_help(cli: CommandLine) -> None:
     assert cli.run("--version")[1].count(".") >= 1
     code, out, _ = cli.run("--help")
-    for command in ("tune", "query", "source", "serve", "worker", "devices", "db", "export", "import"):
+    for command in ("tune", "query", "source", "serve", "worker", "devices", "db", "export", "import", "keys", "audit"):
         assert command in out, command
     assert code == 0
 
@@ -206,7 +243,7 @@ def test_query_needs_no_web_framework_and_no_torch(tmp_path: Path, db_url: str) 
         capture_output=True,
         text=True,
         cwd=tmp_path,
-        env=dict(os.environ),
+        env={**os.environ, "KERNELWRIGHT_PRETUNED": "0"},
         timeout=60,
     )
     assert done.returncode == 0, done.stderr

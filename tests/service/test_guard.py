@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,7 +17,8 @@ from kernelwright.errors import UsageError
 from kernelwright.service.app import create_app
 from kernelwright.service.auth import digest_of, make_key, new_key, rotate_key
 from kernelwright.service.cli_service import refuse_open
-from kernelwright.service.guard import is_loopback, needed_scope
+from kernelwright.service.guard import needed_scope
+from kernelwright.service.loopback import is_loopback
 from kernelwright.service.missing import NotFound
 from kernelwright.service.rate_limit import MAX_CLIENTS, RateLimit
 from kernelwright.service.settings import Settings
@@ -32,7 +34,7 @@ def make_app(db_url: str, recorded: Any) -> Iterator[Callable[..., FastAPI]]:
     made: list[FastAPI] = []
 
     def make(**given: Any) -> FastAPI:
-        made.append(create_app(Settings(db=db_url, recorded=recorded, **given)))
+        made.append(create_app(Settings(db=db_url, recorded=recorded, pretuned=False, **given)))
         return made[-1]
 
     yield make
@@ -147,8 +149,6 @@ def test_rotation_makes_a_new_key_and_ends_the_old(store: Store) -> None:
 def test_the_database_holds_no_key(store: Store, db_url: str) -> None:
     _, key = make_key(store, "somebody", ("read",))
     store.close()
-    from pathlib import Path
-
     for file in Path(db_url.removeprefix("sqlite:///")).parent.glob("tuning.db*"):
         assert key.encode() not in file.read_bytes()
 
