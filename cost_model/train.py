@@ -20,7 +20,7 @@ from kernelwright.cost_model.xgboost_model import (
 from kernelwright.errors import UsageError
 from kernelwright.types import Trial
 
-_TREES = {"eta": 0.06, "max_depth": 7, "min_child_weight": 2.0, "subsample": 0.9, "colsample_bytree": 0.6}
+_TREES = {"eta": 0.12, "max_depth": 6, "min_child_weight": 2.0, "subsample": 0.9, "colsample_bytree": 0.6}
 _GRADES = 31
 
 
@@ -49,7 +49,7 @@ OBJECTIVES = {
 """By name; `kernelwright.cost_model.evaluation` compares them."""
 
 DEFAULT_OBJECTIVE = "residual"
-DEFAULT_ROUNDS = 300
+DEFAULT_ROUNDS = 150
 
 
 def train(

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from kernelwright.cost_model import XGBoostModel
+from kernelwright.cost_model import XGBoostModel, packaged_model
 from kernelwright.cost_model.calibration import (
     FARTHEST,
     UNCALIBRATED,
@@ -101,9 +101,17 @@ def test_calibration_holds_on_workloads_that_no_fit_saw(h100_sweep: list[Trial])
     assert calibration.distance > 0 or calibration.disagreement > 0
     assert set(calibration.workloads) == {t.workload for t in h100_sweep}
     bins = report["first_choice"]
-    cases = sum(b["cases"] for b in bins)
-    mean = {name: sum(b["cases"] * b[name] for b in bins) / cases for name in ("expected", "realised")}
+    assert sum(b["count"] for b in bins) == report["workloads"] == len(calibration.workloads)
+    mean = {name: np.average([b[name] for b in bins], weights=[b["count"] for b in bins]) for name in bins[0]}
     assert abs(mean["expected"] - mean["realised"]) < 0.02
     assert report["error"] < 0.04
     assert bins[0]["realised"] < bins[-1]["realised"]
-    assert all(abs(b["expected"] - b["realised"]) < 0.07 for b in report["all_schedules"] if b["cases"] > 100)
+    assert all(abs(b["predicted"] - b["measured"]) < 0.07 for b in report["bins"] if b["count"] > 100)
+    assert sum(map(sum, report["cells"])) == sum(b["count"] for b in report["bins"]) == report["trials"]
+
+
+def test_the_packaged_model_is_calibrated(h100_sweep: list[Trial]) -> None:
+    model = packaged_model("matmul")
+    assert isinstance(model, XGBoostModel) and model.calibration is not None
+    assert h100_sweep[0].device.key in model.calibration.devices
+    assert model.metadata["calibration"]["error"] < 0.04
