@@ -112,6 +112,6 @@ class Found:
         """As `Store.find_untrusted`, for a workload that was read."""
         return self._untrusted.get(workload_key, [])
 
-    def neighbours(self, workload: Workload, device_key: str, limit: int = 64) -> list[TuningRecord]:
+    def neighbours(self, workload: Workload, device_key: str, limit: int = 32) -> list[TuningRecord]:
         """As `Store.neighbours`."""
         return self._store.neighbours(workload, device_key, limit)

@@ -19,7 +19,7 @@ from kernelwright.db.tables import RecordRow, WorkloadRow
 from kernelwright.db.trust import Trust
 from kernelwright.types import TuningRecord, Workload
 
-MOST_CANDIDATES = 256
+MOST_CANDIDATES = 128
 """Records that one look into a box of sizes takes at most."""
 
 _NEWEST_FIRST: tuple[ColumnElement[Any], ...] = (RecordRow.created.desc(), RecordRow.id.desc())
@@ -62,7 +62,7 @@ class RecordStore:
         place = [RecordRow.workload_key == workload_key, RecordRow.device_key == device_key]
         return self._read_records([*place, RecordRow.trust == Trust.UNTRUSTED.value])
 
-    def neighbours(self, workload: Workload, device_key: str, limit: int = 64) -> list[TuningRecord]:
+    def neighbours(self, workload: Workload, device_key: str, limit: int = 32) -> list[TuningRecord]:
         """Records that may be relied on of workloads that differ from this one only in their sizes, nearest first.
 
         Near is a small distance in log2 of the sizes. Of each workload only the newest record counts. Where a family
@@ -71,7 +71,8 @@ class RecordStore:
         """
         with session_scope(self.engine) as session:
             candidates = _candidates(session, workload, device_key, limit)
-            ranked = [(_distance(workload.dims, dims), row_id) for row_id, dims in candidates]
+            here = {name: _log2(size) for name, size in workload.dims.items()}
+            ranked = [(_distance(here, dims), row_id) for row_id, dims in candidates]
             chosen = [row_id for _, row_id in heapq.nsmallest(limit, ranked)]
             rows = {row.id: row for row in session.scalars(select(RecordRow).where(RecordRow.id.in_(chosen)))}
             return self.reader.records(session, [rows[row_id] for row_id in chosen])
@@ -148,7 +149,7 @@ def _candidates(
         for width in WIDTHS:
             ranges = [base.where(RecordRow.place.between(*ends)) for ends in boxes(workload.dims, width)]
             inside = session.execute(union_all(*ranges).limit(MOST_CANDIDATES)).all()
-            found = [*inside, *found]
+            found = inside if len(inside) >= limit else [*inside, *found]
             if len(inside) < MOST_CANDIDATES:
                 break
     newest: dict[str, tuple[float, int]] = {}
@@ -166,8 +167,14 @@ def _upsert(
     return statement.on_conflict_do_update(index_elements=["key"], set_=changed, where=only_if)
 
 
-def _distance(one: Mapping[str, int], other: Mapping[str, int]) -> float:
-    names = one.keys() | other.keys()
+def _distance(here: Mapping[str, float], sizes: Mapping[str, int]) -> float:
+    """From sizes on a logarithmic scale to others."""
+    if here.keys() == sizes.keys():
+        return math.hypot(*(here[name] - _log2(size) for name, size in sizes.items()))
+    names = here.keys() | sizes.keys()
+    return math.hypot(*(here.get(name, 0.0) - _log2(sizes.get(name, 1)) for name in names))
+
+
+def _log2(size: int) -> float:
     # A size of 0 has no logarithm; it counts as 1.
-    steps = (math.log2(max(one.get(name, 1), 1)) - math.log2(max(other.get(name, 1), 1)) for name in names)
-    return math.hypot(*steps)
+    return math.log2(size) if size > 1 else 0.0

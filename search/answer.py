@@ -31,7 +31,7 @@ class Records(Protocol):
         """Records of that workload and device, newest first, of any toolchain."""
         ...
 
-    def neighbours(self, workload: Workload, device_key: str, limit: int = 64) -> list[TuningRecord]:
+    def neighbours(self, workload: Workload, device_key: str, limit: int = 32) -> list[TuningRecord]:
         """Records on that device which differ from the workload in their dimensions only."""
         ...
 
