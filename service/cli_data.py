@@ -75,6 +75,7 @@ def import_(
     settings = load_settings(db=db)
     with database.Store.open(settings.db) as store:
         counts = database.import_archive(store, file, key=settings.share_key)
+        store.audit("cli", "import", file.name, f"{counts.trials} trials, {counts.records} records")
     if json:
         print_json({"file": str(file), **dataclasses.asdict(counts)})
     else:
