@@ -34,6 +34,9 @@ MAX_TRIALS = 20_000
 MAX_RECORDS = 2_000
 RECENT_JOBS = 5
 
+EVALUATIONS = {"evaluation": "families of workloads", "evaluation_by_workload": "workloads"}
+"""What a model's metadata may hold of its judgement, and what was left out of its training for that."""
+
 Values = dict[str, Any]
 Query = Mapping[str, str]
 
@@ -158,14 +161,14 @@ def model_card(state: AppState, operator: str) -> Values:
     get_operator(operator)
     model = state.answers.model(operator)
     metadata = dict(getattr(model, "metadata", {}))
-    evaluation = metadata.pop("evaluation", None)
+    evaluations = {text: metadata.pop(name, None) for name, text in EVALUATIONS.items()}
     calibration = metadata.pop("calibration", None)
     return {
         "operator": operator,
         "operators": list(OPERATORS),
         "kind": type(model).__name__,
         "metadata": metadata,
-        "evaluation": evaluation,
+        "evaluations": {text: figures for text, figures in evaluations.items() if figures},
         "calibration": calibration,
         "chart": calibration_chart(calibration) if calibration else None,
     }
