@@ -39,7 +39,7 @@ class FrozenMap(Mapping[str, V]):
     __slots__ = ("_hash", "_items")
 
     def __init__(self, items: Mapping[str, V] | None = None) -> None:
-        self._items: dict[str, V] = dict(sorted((items or {}).items()))
+        self._items: dict[str, V] = {name: items[name] for name in sorted(items)} if items else {}
         self._hash = hash(tuple(self._items.items()))
 
     def __getitem__(self, name: str) -> V:
