@@ -19,7 +19,6 @@ from kernelwright.service.schemas import BestKernel, HardwareOut, Links, RecordO
 from kernelwright.service.workload_args import args_of
 from kernelwright.types import DeviceSpec, Schedule, Toolchain, TuningRecord, Workload
 
-
 T = TypeVar("T")
 
 MAX_REMEMBERED = 8192

@@ -61,7 +61,9 @@ def test_an_unsigned_import_is_stale_until_it_is_measured_here(cli: CommandLine,
     db = ["--db", "sqlite:///copy.db"]
     assert cli.json("import", name, *db) == {"file": name, "trials": 8, "records": 1, "trusted": False}
     assert cli.json("import", name, *db)["trials"] == 0
-    assert [(entry["action"], entry["subject"]) for entry in cli.json("audit", *db)["entries"]] == [("import", name)] * 2
+    assert [(entry["action"], entry["subject"]) for entry in cli.json("audit", *db)["entries"]] == [
+        ("import", name)
+    ] * 2
     answer = cli.json(*QUERY, *db)
     assert answer["how"] == "stale" and "without a valid signature" in answer["note"]
     done = cli.json("refresh", "--device", "replay:h100", *db)
