@@ -22,7 +22,7 @@ from kernelwright.service.together import Together
 from kernelwright.types import DeviceSpec, Workload
 
 READERS = 2
-MODELLERS = 2
+MODELLERS = 1
 MOST_TOGETHER = 32
 
 
