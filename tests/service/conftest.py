@@ -22,6 +22,7 @@ from kernelwright.service.client import Client
 from kernelwright.service.settings import Settings
 from kernelwright.service.workload_args import WorkloadArgs
 from kernelwright.types import DeviceSpec, FrozenMap, Measurement, Schedule, Status, Toolchain, Trial, Workload
+from tests.service.command_line import CommandLine
 
 TOOLCHAIN = Toolchain(triton="3.7.1", torch="2.13.0", driver="580.1", compiler="ptxas 12.9.86", timer=1)
 
@@ -144,3 +145,17 @@ def client(app: FastAPI) -> Iterator[Client]:
 @pytest.fixture
 def open_recorded(recorded: Path) -> Callable[[str], Any]:
     return lambda spec: open_runner(spec, recorded=recorded)
+
+
+@pytest.fixture
+def cli(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, db_url: str, recorded: Path
+) -> CommandLine:
+    """Commands run in an empty folder, with recorded trials and the database of this test."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("KERNELWRIGHT_DB", db_url)
+    monkeypatch.setenv("KERNELWRIGHT_RECORDED", str(recorded))
+    monkeypatch.setenv("KERNELWRIGHT_PRETUNED", "0")
+    # The logs of a process are set up once, and this one is the tests'.
+    monkeypatch.setattr("kernelwright.service.cli_service.configure_logs", lambda level, form: None)
+    return CommandLine(capsys)

@@ -16,44 +16,11 @@ from fastapi import FastAPI
 from kernelwright.db import JobRequest, Store
 from kernelwright.service import cli_tune
 from kernelwright.service.auth import digest_of
-from kernelwright.service.cli import main
 from kernelwright.service.client import Client
 from kernelwright.service.workload_args import WorkloadArgs
+from tests.service.command_line import CommandLine
 
 PROBLEM = ["matmul", "--shape", "M=2048,N=4096,K=4096", "--dtype", "bf16"]
-
-
-class CommandLine:
-    """Runs commands in the process, in an empty folder, with recorded trials and the database t.db."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-
-    def run(self, *argv: str) -> tuple[int, str, str]:
-        """Exit code, standard output and standard error."""
-        with pytest.raises(SystemExit) as exit_:
-            main(argv)
-        out, err = self._capsys.readouterr()
-        return exit_.value.code or 0, out, err  # type: ignore[return-value]
-
-    def json(self, *argv: str) -> Any:
-        """What a command prints with --json; it must succeed."""
-        code, out, err = self.run(*argv, "--json")
-        assert code == 0, err
-        return json.loads(out)
-
-
-@pytest.fixture
-def cli(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, db_url: str, recorded: Path
-) -> CommandLine:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KERNELWRIGHT_DB", db_url)
-    monkeypatch.setenv("KERNELWRIGHT_RECORDED", str(recorded))
-    monkeypatch.setenv("KERNELWRIGHT_PRETUNED", "0")
-    # The logs of a process are set up once, and this one is the tests'.
-    monkeypatch.setattr("kernelwright.service.cli_service.configure_logs", lambda level, form: None)
-    return CommandLine(capsys)
 
 
 def test_tune_then_query_as_written(cli: CommandLine) -> None:

@@ -11,47 +11,16 @@ import pytest
 
 from kernelwright.db import Store, Trust
 from kernelwright.search import ReplayRunner
-from kernelwright.service.cli import main
 from kernelwright.service.refreshing import Refreshed, refresh
 from kernelwright.service.tool_exports import tool_files
 from kernelwright.service.workload_args import WorkloadArgs
 from kernelwright.types import FrozenMap, Measurement, Schedule, Status, Trial, TuningRecord, Workload
+from tests.service.command_line import CommandLine
 
 PROBLEM = ["matmul", "--shape", "M=2048,N=4096,K=4096", "--dtype", "bf16"]
 TUNE = ["tune", *PROBLEM, "--device", "replay:h100", "--trials", "8", "--strategy", "random"]
 QUERY = ["query", *PROBLEM, "--hardware", "h100"]
 KEY = "a secret of the whole team"
-
-
-class CommandLine:
-    """Runs commands in the process."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-
-    def run(self, *argv: str) -> tuple[int, str, str]:
-        """Exit code, standard output and standard error."""
-        with pytest.raises(SystemExit) as exit_:
-            main(argv)
-        out, err = self._capsys.readouterr()
-        return exit_.value.code or 0, out, err  # type: ignore[return-value]
-
-    def json(self, *argv: str) -> Any:
-        """What a command prints with --json; it must succeed."""
-        code, out, err = self.run(*argv, "--json")
-        assert code == 0, err
-        return json.loads(out)
-
-
-@pytest.fixture
-def cli(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, db_url: str, recorded: Path
-) -> CommandLine:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("KERNELWRIGHT_DB", db_url)
-    monkeypatch.setenv("KERNELWRIGHT_RECORDED", str(recorded))
-    monkeypatch.setenv("KERNELWRIGHT_PRETUNED", "0")
-    return CommandLine(capsys)
 
 
 @pytest.mark.parametrize("name", ["all.jsonl", "all.jsonl.gz", "all.parquet"])
