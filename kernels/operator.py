@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kernelwright.errors import UsageError
+from kernelwright.kernels.precision import rate_tflops
 from kernelwright.kernels.space import Space
 from kernelwright.types import DTYPES, DeviceSpec, Schedule, Workload
 
@@ -127,7 +128,8 @@ def bytes_of(dtype: str) -> float:
 def roofline_us(operator: Operator, workload: Workload, device: DeviceSpec) -> float:
     """Least possible time in microseconds by the device's datasheet rates: the larger of compute and memory time."""
     work = operator.work(workload)
-    rates = [device.peak_tflops[p] for p in operator.compute_precisions(workload) if p in device.peak_tflops]
+    known = (rate_tflops(p, device.peak_tflops) for p in operator.compute_precisions(workload))
+    rates = [rate for rate in known if rate is not None]
     if not rates:
         raise UsageError(
             f"{device.name} has no rate for {', '.join(operator.compute_precisions(workload))}; "

@@ -7,14 +7,15 @@ from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from kernelwright.errors import IllegalSchedule, NoWorkingSchedule
+from kernelwright.kernels.matmul import inputs
 from kernelwright.kernels.matmul.persistent_tma import PERSISTENT_TMA
 from kernelwright.kernels.matmul.pointer import POINTER
 from kernelwright.kernels.matmul.skinny import SKINNY
 from kernelwright.kernels.matmul.template import MatmulTemplate
 from kernelwright.kernels.matmul.vendor import vendor_call
-from kernelwright.kernels.matmul.workload import Layout, problem_of
+from kernelwright.kernels.matmul.workload import OPERANDS, Problem, problem_of
 from kernelwright.kernels.operator import Inputs, Launch, Work, bytes_of
-from kernelwright.kernels.precision import allowed, tolerance
+from kernelwright.kernels.precision import allowed, own_precision, tolerance
 from kernelwright.kernels.space import UnionSpace
 from kernelwright.types import DeviceSpec, Schedule, Workload
 
@@ -22,6 +23,22 @@ if TYPE_CHECKING:
     import torch
 
 TEMPLATES: dict[str, MatmulTemplate] = {t.name: t for t in (POINTER, PERSISTENT_TMA, SKINNY)}
+
+
+PORTABLE = ("pointer",)
+"""Templates that run on every GPU, the most general first."""
+
+
+def scale_bytes(p: Problem) -> float:
+    """Bytes of the scales of quantised operands."""
+    if p.scaling == "block128":
+        return 4 * p.k / 128 * (p.m + p.n / 128)
+    if p.scaling in ("mx", "nvfp4"):
+        quantised = [side for side, dtype in ((p.m, p.a_dtype), (p.n, p.b_dtype)) if dtype not in ("fp16", "bf16")]
+        return sum(quantised) * p.k / (32 if p.scaling == "mx" else 16)
+    if p.scaling.startswith("group:"):
+        return 2 * p.n * p.k / int(p.scaling.partition(":")[2])
+    return 4.0 * (p.m + p.n) if p.scaling == "row" else 0.0
 
 
 class MatmulOperator:
@@ -35,10 +52,17 @@ class MatmulOperator:
         problem_of(workload)
 
     def work(self, workload: Workload) -> Work:
-        """2MNK flops; a, b, bias read once and out written once."""
+        """2MNK flops a product; a, b, their group scales and the epilogue's operands read once, out written once."""
         p = problem_of(workload)
-        moved = p.m * p.k * bytes_of(p.a_dtype) + p.k * p.n * bytes_of(p.b_dtype) + p.m * p.n * bytes_of(p.out_dtype)
-        return Work(2.0 * p.m * p.n * p.k, moved + (p.n * bytes_of(p.out_dtype) if p.has_bias else 0))
+        a, b = p.m * p.k * bytes_of(p.a_dtype), p.k * p.n * bytes_of(p.b_dtype)
+        if p.batched:
+            # a matrix that a batch repeats is read once
+            a, b = (size * (p.batch if layout.batch else 1) for size, layout in ((a, p.a), (b, p.b)))
+        b *= p.groups or 1
+        read = {"1": 0, "m": p.m, "n": p.n, "mn": p.batch * p.m * p.out_n}
+        extra = sum(read[OPERANDS[step]] for step in p.epilogue if step in OPERANDS) * bytes_of(p.out_dtype)
+        out = p.batch * p.m * p.out_n * bytes_of(p.out_dtype)
+        return Work(2.0 * p.batch * p.m * p.n * p.k, a + b + scale_bytes(p) + extra + out)
 
     def compute_precisions(self, workload: Workload) -> tuple[str, ...]:
         """Names of DeviceSpec.peak_tflops that the error budget allows, fastest first."""
@@ -50,7 +74,7 @@ class MatmulOperator:
         return UnionSpace([template.space(workload, device) for template in self.templates.values()])
 
     def default_schedule(self, workload: Workload, device: DeviceSpec) -> Schedule:
-        """A middling schedule of the pointer template, which runs everywhere."""
+        """A middling schedule of the first portable template that can run the workload."""
         wanted = {
             "block_m": 64,
             "block_n": 64,
@@ -60,71 +84,71 @@ class MatmulOperator:
             "group_m": 8,
             "split_k": 1,
         }
-        members = self.templates["pointer"].space(workload, device).members
+        portable = [t for name, t in self.templates.items() if name in PORTABLE]
+        members = next((m for m in (t.space(workload, device).members for t in portable) if m), [])
         if not members:
-            raise NoWorkingSchedule(f"no schedule of the pointer template is legal for {workload} on {device.name}")
-        return max(members, key=lambda s: (sum(s.knobs[name] == value for name, value in wanted.items()), s.key))
+            members = self.space(workload, device).members
+        if not members:
+            raise NoWorkingSchedule(f"no schedule of any template is legal for {workload} on {device.name}")
+        return max(members, key=lambda s: (sum(s.knobs.get(name) == value for name, value in wanted.items()), s.key))
 
     def tolerance(self, workload: Workload) -> float:
         """The largest relative error (Frobenius norm) with which a result counts as right."""
         p = problem_of(workload)
-        return tolerance(p.out_dtype, self.compute_precisions(workload)[0], workload.error_budget)
+        own = own_precision(p.a_dtype, p.b_dtype)
+        return tolerance(p.out_dtype, self.compute_precisions(workload)[0], workload.error_budget, own)
 
     def make_inputs(self, workload: Workload, seed: int, device: str) -> Inputs:
-        """a [M, K], b [K, N] and bias [N] (when the epilogue has one), random normal, with the workload's strides."""
-        import torch
-
-        p = problem_of(workload)
-        generator = torch.Generator(device=device if device != "meta" else "cpu").manual_seed(seed)
-
-        def normal(rows: int, columns: int, layout: Layout, dtype: str) -> torch.Tensor:
-            out = _strided(rows, columns, layout, dtype, device)
-            return out if device == "meta" else out.normal_(generator=generator)
-
-        inputs = {"a": normal(p.m, p.k, p.a, p.a_dtype), "b": normal(p.k, p.n, p.b, p.b_dtype)}
-        if p.has_bias:
-            inputs["bias"] = normal(1, p.n, Layout("row", p.n), p.out_dtype)[0]
-        return inputs
+        """a, b, scales, offsets and the epilogue's operands, random, with the workload's strides; see `inputs.py`."""
+        return inputs.make_inputs(problem_of(workload), seed, device)
 
     def empty_output(self, workload: Workload, device: str) -> torch.Tensor:
-        """out [M, N] filled with NaN, with the workload's strides."""
-        p = problem_of(workload)
-        return _strided(p.m, p.n, p.out, p.out_dtype, device)
+        """out [M, N] (or [B, M, N]) filled with NaN, with the workload's strides."""
+        return inputs.empty_output(problem_of(workload), device)
 
-    def reference(self, workload: Workload, inputs: Inputs) -> torch.Tensor:
+    def reference(self, workload: Workload, operands: Inputs) -> torch.Tensor:
         """The right answer in fp64, itself checked by a product probe (ArithmeticError if the library lied)."""
-        import torch
+        from kernelwright.kernels.matmul.reference import finished
 
-        from kernelwright.kernels.matmul.reference import finished, product_check
+        p = problem_of(workload)
+        a, b = (inputs.values(p, operands, name) for name in ("a", "b"))
+        if p.groups:
+            product = _grouped_product(workload, a, b, operands["offsets"].tolist())
+        else:
+            product = _checked_product(workload, a, b)
+        return finished(inputs.scaled(p, operands, product), operands, p.epilogue)
 
-        a, b = inputs["a"], inputs["b"]
-        product = torch.mm(a.double(), b.double())
-        error = product_check(a, b, product)
-        if error > 1e-9:
-            raise ArithmeticError(f"the fp64 reference of {workload} is off by {error:.1e}; it cannot judge kernels")
-        return finished(product, inputs.get("bias"), problem_of(workload).activation)
-
-    def vendor(self, workload: Workload, inputs: Inputs) -> tuple[str, Callable[[], Any]] | None:
+    def vendor(self, workload: Workload, operands: Inputs) -> tuple[str, Callable[[], Any]] | None:
         """torch's call for this workload (cuBLAS on a GPU), with the epilogue as torch runs it."""
-        return vendor_call(workload, problem_of(workload), inputs)
+        return vendor_call(workload, problem_of(workload), operands)
 
-    def plan(self, workload: Workload, schedule: Schedule, inputs: Inputs, out: torch.Tensor) -> list[Launch]:
+    def plan(self, workload: Workload, schedule: Schedule, operands: Inputs, out: torch.Tensor) -> list[Launch]:
         """The launches that compute `out`; IllegalSchedule for an unknown template."""
         if schedule.template not in self.templates:
             raise IllegalSchedule(f"template must be one of {', '.join(self.templates)}, got {schedule.template!r}")
         kernel_file = importlib.import_module(self.templates[schedule.template].kernel_module)
-        launches: list[Launch] = kernel_file.plan(inputs, out, dict(schedule.knobs), workload.epilogue)
+        launches: list[Launch] = kernel_file.plan(operands, out, dict(schedule.knobs), workload.epilogue)
         return launches
 
 
-def _strided(rows: int, columns: int, layout: Layout, dtype: str, device: str) -> torch.Tensor:
+def _checked_product(workload: Workload, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     import torch
 
-    types = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
-    lines = rows if layout.order == "row" else columns
-    # NaN in the gaps between rows: a kernel that reads them cannot pass
-    storage = torch.full((max(lines, 1) * layout.leading,), float("nan"), dtype=types[dtype], device=device)
-    return storage.as_strided((rows, columns), layout.strides())
+    from kernelwright.kernels.matmul.reference import product_check
+
+    product = torch.matmul(a, b)
+    error = product_check(a, b, product)
+    if error > 1e-9:
+        raise ArithmeticError(f"the fp64 reference of {workload} is off by {error:.1e}; it cannot judge kernels")
+    return product
+
+
+def _grouped_product(workload: Workload, a: torch.Tensor, b: torch.Tensor, ends: list[int]) -> torch.Tensor:
+    import torch
+
+    starts = [0, *ends[:-1]]
+    parts = [_checked_product(workload, a[s:e], b[g]) for g, (s, e) in enumerate(zip(starts, ends, strict=True))]
+    return torch.cat(parts)
 
 
 MATMUL = MatmulOperator()

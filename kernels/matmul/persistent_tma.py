@@ -6,7 +6,9 @@ from kernelwright.kernels.matmul.template import (
     Knobs,
     MatmulTemplate,
     element_bytes,
+    needs_turning,
     number,
+    plain_constraint,
     split_choices,
     split_constraint,
     tiles,
@@ -18,7 +20,9 @@ from kernelwright.types import DTYPES, DeviceSpec
 
 
 def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) -> list[Knob]:
-    repack = not (problem.aligned("a") and problem.aligned("b"))
+    turning = needs_turning(problem, "a") or needs_turning(problem, "b")
+    unaligned = not (problem.aligned("a") and problem.aligned("b"))
+    repack = (1,) if unaligned else (0, 1) if turning else (0,)
     return [
         Knob("block_m", (64, 128, 256), "log2"),
         Knob("block_n", (32, 64, 128, 256), "log2"),
@@ -27,16 +31,16 @@ def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) ->
         Knob("num_stages", (2, 3, 4, 5, 6)),
         Knob("group_m", (4, 8, 16), "log2"),
         Knob("split_k", split_choices(problem, device, 64), "log2"),
-        Knob("subtile", (1, 2), "log2"),
+        Knob("subtile", (1,) if problem.paired else (1, 2), "log2"),
         Knob("blocks_per_sm", (1, 2)),
-        Knob("repack", (int(repack),), "category"),
+        Knob("repack", repack, "category"),
         Knob("precision", precisions, "category"),
     ]
 
 
 def _shared(problem: Problem, knobs: Knobs) -> int:
     m, n, k = (number(knobs, name) for name in ("block_m", "block_n", "block_k"))
-    ring = (m + n) * k * number(knobs, "num_stages") * element_bytes(problem)
+    ring = (m + (2 * n if problem.paired else n)) * k * number(knobs, "num_stages") * element_bytes(problem)
     # a tile passes through shared memory on its way out; a part of a sum does so in fp32
     bits = DTYPES[problem.out_dtype] if number(knobs, "split_k") == 1 else 32
     return ring + m * n // number(knobs, "subtile") * bits // 8
@@ -67,7 +71,28 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
             f"group_m {knobs['group_m']} for {rows} rows of tiles" if number(knobs, "group_m") > max(4, rows) else None
         )
 
+    def copies(knobs: Knobs) -> str | None:
+        return "copies single matrices, not batches" if knobs["repack"] and problem.batched else None
+
+    def parts(knobs: Knobs) -> str | None:
+        several = str(knobs["precision"]) in ("tf32x3", "bf16x3", "bf16x6")
+        # the parts of an operand stand in registers beside the accumulator
+        return (
+            "an accumulator of that size leaves no registers for an operand's parts"
+            if several
+            and number(knobs, "block_m") * number(knobs, "block_n") > 128 * 32 * number(knobs, "num_warps") // 2
+            else None
+        )
+
+    def pairs(knobs: Knobs) -> str | None:
+        split = problem.paired and number(knobs, "split_k") > 1
+        return "a gated unit cannot be made of partial sums" if split else None
+
     return [
+        plain_constraint(problem, device),
+        Constraint("pairs", pairs),
+        Constraint("copies", copies),
+        Constraint("parts", parts),
         tma_constraint(problem, device, ("a", "b")),
         split_constraint(problem, device),
         Constraint("residency", residency),

@@ -5,84 +5,150 @@ import triton
 import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from kernelwright.kernels.matmul.epilogue_kernel import finish, tile_of
-from kernelwright.kernels.matmul.pack_kernel import packed
+from kernelwright.kernels.matmul.epilogue_kernel import chain_of, finish, finish_pair, is_paired, strides3, tile_of
+from kernelwright.kernels.matmul.pack_kernel import packed, packed_transposed
+from kernelwright.kernels.matmul.pointer_kernel import dot_precision, product
 from kernelwright.kernels.matmul.split_k_kernel import partial_buffer, reduce_launch
 
 
 @triton.jit
+def load_tile(desc, batch, outer, inner, ROWS: tl.constexpr, COLS: tl.constexpr, BATCHED: tl.constexpr):
+    """The tile [ROWS, COLS] at (outer, inner) of a descriptor of a matrix, or of matrix `batch` of several."""
+    if BATCHED:
+        tile = desc.load([batch, outer, inner]).reshape(ROWS, COLS)
+    else:
+        tile = desc.load([outer, inner])
+    return tile
+
+
+@triton.jit
 def store_part(
-    acc, c_desc, c_ptr, bias_ptr, row, col, split, M, N, stride_cs, stride_cm, stride_cn,
-    STORE: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
+    acc, c_desc, c_ptr, operands, batch, row, col, split, M, N, stride_cs, stride_cb, stride_cm, stride_cn,
+    STORE: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """Write one fp32 tile at (row, col): "tma" and "pointer" after the epilogue, "partial" as it is."""
     cols = col + tl.arange(0, acc.shape[1])
+    rows = row + tl.arange(0, acc.shape[0])
     if STORE != "partial":
-        acc = finish(acc, bias_ptr, cols, N, HAS_BIAS, ACTIVATION)
+        acc = finish(acc.to(tl.float32), operands, batch, rows, cols, M, N, STEPS)
     if STORE == "tma":
         c_desc.store([row, col], acc.to(c_desc.dtype))
     else:
-        rows = (row + tl.arange(0, acc.shape[0])).to(tl.int64)
-        c = c_ptr + split * stride_cs + rows[:, None] * stride_cm + cols.to(tl.int64)[None, :] * stride_cn
+        c = c_ptr + split.to(tl.int64) * stride_cs + batch.to(tl.int64) * stride_cb
+        c += rows.to(tl.int64)[:, None] * stride_cm + cols.to(tl.int64)[None, :] * stride_cn
+        tl.store(c, acc.to(c_ptr.dtype.element_ty), mask=(rows[:, None] < M) & (cols[None, :] < N))
+
+
+@triton.jit
+def store_pair(
+    left, right, c_desc, c_ptr, operands, batch, row, col, M, N, stride_cb, stride_cm, stride_cn,
+    STORE: tl.constexpr, STEPS: tl.constexpr,
+):  # fmt: skip
+    """Write the tile at (row, col) that a gated unit makes of two."""
+    cols = col + tl.arange(0, left.shape[1])
+    rows = row + tl.arange(0, left.shape[0])
+    acc = finish_pair(left.to(tl.float32), right.to(tl.float32), operands, batch, rows, cols, M, N, STEPS)
+    if STORE == "tma":
+        c_desc.store([row, col], acc.to(c_desc.dtype))
+    else:
+        c = c_ptr + batch.to(tl.int64) * stride_cb
+        c += rows.to(tl.int64)[:, None] * stride_cm + cols.to(tl.int64)[None, :] * stride_cn
         tl.store(c, acc.to(c_ptr.dtype.element_ty), mask=(rows[:, None] < M) & (cols[None, :] < N))
 
 
 @triton.jit
 def matmul_persistent_tma(
-    a_desc, b_desc, c_desc, c_ptr, bias_ptr, M, N, K, stride_cs, stride_cm, stride_cn,
+    a_desc, b_desc, c_desc, c_ptr, operands, BATCH, M, N, K, stride_cs, stride_cb, stride_cm, stride_cn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    SPLIT_K: tl.constexpr, SUBTILE: tl.constexpr, A_ROW: tl.constexpr, B_ROW: tl.constexpr, STORE: tl.constexpr,
-    PRECISION: tl.constexpr, HAS_BIAS: tl.constexpr, ACTIVATION: tl.constexpr,
+    SPLIT_K: tl.constexpr, SUBTILE: tl.constexpr, A_ROW: tl.constexpr, B_ROW: tl.constexpr,
+    A_BATCHED: tl.constexpr, B_BATCHED: tl.constexpr, STORE: tl.constexpr, PRECISION: tl.constexpr,
+    SUM: tl.constexpr, PAIRED: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     tiles_m = tl.cdiv(M, BLOCK_M)
     tiles_n = tl.cdiv(N, BLOCK_N)
     tiles = tiles_m * tiles_n
     k_tiles = tl.cdiv(K, BLOCK_K * SPLIT_K)
-    for item in tl.range(tl.program_id(0), tiles * SPLIT_K, tl.num_programs(0), flatten=True):
-        split = item // tiles
+    for item in tl.range(tl.program_id(0), BATCH * tiles * SPLIT_K, tl.num_programs(0), flatten=True):
+        batch = item // (tiles * SPLIT_K)
+        split = item // tiles % SPLIT_K
         tile_m, tile_n = tile_of(item % tiles, tiles_m, tiles_n, GROUP_M)
         row = tile_m * BLOCK_M
         col = tile_n * BLOCK_N
-        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        acc = tl.zeros((BLOCK_M, BLOCK_N), SUM)
+        if PAIRED:
+            right = tl.zeros((BLOCK_M, BLOCK_N), SUM)
         for step in range(k_tiles):
             k = (split * k_tiles + step) * BLOCK_K
             if A_ROW:
-                x = a_desc.load([row, k])
+                x = load_tile(a_desc, batch, row, k, BLOCK_M, BLOCK_K, A_BATCHED)
             else:
-                x = a_desc.load([k, row]).T
+                x = load_tile(a_desc, batch, k, row, BLOCK_K, BLOCK_M, A_BATCHED).T
             if B_ROW:
-                y = b_desc.load([k, col])
+                y = load_tile(b_desc, batch, k, col, BLOCK_K, BLOCK_N, B_BATCHED)
             else:
-                y = b_desc.load([col, k]).T
-            acc = tl.dot(x, y, acc, input_precision=PRECISION)
-        if SUBTILE == 1:
+                y = load_tile(b_desc, batch, col, k, BLOCK_N, BLOCK_K, B_BATCHED).T
+            acc = product(x, y, acc, PRECISION)
+            if PAIRED:
+                # N counts the result's columns: the other half of the gated product begins there
+                if B_ROW:
+                    z = load_tile(b_desc, batch, k, N + col, BLOCK_K, BLOCK_N, B_BATCHED)
+                else:
+                    z = load_tile(b_desc, batch, N + col, k, BLOCK_N, BLOCK_K, B_BATCHED).T
+                right = product(x, z, right, PRECISION)
+        if PAIRED:
+            store_pair(
+                acc, right, c_desc, c_ptr, operands, batch, row, col, M, N, stride_cb, stride_cm, stride_cn,
+                STORE, STEPS,
+            )  # fmt: skip
+        elif SUBTILE == 1:
             store_part(
-                acc, c_desc, c_ptr, bias_ptr, row, col, split.to(tl.int64), M, N, stride_cs, stride_cm, stride_cn,
-                STORE, HAS_BIAS, ACTIVATION,
+                acc, c_desc, c_ptr, operands, batch, row, col, split, M, N, stride_cs, stride_cb, stride_cm, stride_cn,
+                STORE, STEPS,
             )  # fmt: skip
         else:
             halves = tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
-            left, right = tl.split(halves)
+            first, second = tl.split(halves)
             store_part(
-                left, c_desc, c_ptr, bias_ptr, row, col, split.to(tl.int64), M, N, stride_cs, stride_cm, stride_cn,
-                STORE, HAS_BIAS, ACTIVATION,
+                first, c_desc, c_ptr, operands, batch, row, col, split, M, N,
+                stride_cs, stride_cb, stride_cm, stride_cn, STORE, STEPS,
             )  # fmt: skip
             store_part(
-                right, c_desc, c_ptr, bias_ptr, row, col + BLOCK_N // 2, split.to(tl.int64), M, N,
-                stride_cs, stride_cm, stride_cn, STORE, HAS_BIAS, ACTIVATION,
+                second, c_desc, c_ptr, operands, batch, row, col + BLOCK_N // 2, split, M, N,
+                stride_cs, stride_cb, stride_cm, stride_cn, STORE, STEPS,
             )  # fmt: skip
 
 
-def operand(tensor, block, repack):
-    """(is row-major, descriptor, launches): the tensor for TMA, copied to an aligned buffer first when `repack`."""
+def unaligned(tensor):
+    """Whether TMA cannot read a tensor with unit stride in its last dimension as it lies."""
+    size = tensor.element_size()
+    return any(stride * size % 16 for stride in tensor.stride()[:-1]) or tensor.data_ptr() % 16 != 0
+
+
+def descriptor(tensor, block):
+    """A TMA descriptor of a matrix or a batch of them; a batch that repeats one matrix is that matrix."""
+    if tensor.dim() == 3 and tensor.stride(0) == 0:
+        tensor = tensor[0]
+    block = [1, *block] if tensor.dim() == 3 else list(block)
+    return TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), block), tensor.dim() == 3
+
+
+def operand(tensor, block, repack, turned):
+    """(is row-major, descriptor, is batched, launches) of a [rows, columns] tensor, or a batch of them.
+
+    repack: copy it to an aligned buffer first where TMA needs that; and, when `turned`, to the other order.
+    """
     launches = []
-    row_major = tensor.stride(1) == 1
+    row_major = tensor.stride(-1) == 1
     if not row_major:
-        tensor, block = tensor.T, block[::-1]
-    if repack and (tensor.stride(0) * tensor.element_size() % 16 or tensor.data_ptr() % 16):
+        tensor, block = tensor.mT, block[::-1]
+    if repack and turned:
+        tensor, launch = packed_transposed(tensor)
+        launches.append(launch)
+        row_major, block = not row_major, block[::-1]
+    elif repack and unaligned(tensor):
         tensor, launch = packed(tensor)
         launches.append(launch)
-    return row_major, TensorDescriptor(tensor, list(tensor.shape), list(tensor.stride()), list(block)), launches
+    return row_major, *descriptor(tensor, block), launches
 
 
 def multiprocessors(tensor):
@@ -91,29 +157,33 @@ def multiprocessors(tensor):
 
 
 def plan(inputs, out, knobs, epilogue):
-    """Launches that write epilogue(a @ b) to out. inputs: a [M, K], b [K, N], bias [N] when epilogue has "bias"."""
-    a, b, bias = inputs["a"], inputs["b"], inputs.get("bias")
-    (m, k), n = a.shape, b.shape[1]
-    if m == 0 or n == 0:
+    """Launches that write epilogue(a @ b) to out: a [M, K], b [K, N], or both with a batch before."""
+    a, b = inputs["a"], inputs["b"]
+    (m, k), n = a.shape[-2:], out.shape[-1]
+    if out.numel() == 0:
         return []
-    activation = epilogue[-1] if epilogue and epilogue[-1] != "bias" else ""
+    paired = is_paired(epilogue)
     block_m, block_n, block_k, split_k = (knobs[x] for x in ("block_m", "block_n", "block_k", "split_k"))
-    a_row, a_desc, a_launches = operand(a, (block_m, block_k), knobs["repack"])
-    b_row, b_desc, b_launches = operand(b, (block_k, block_n), knobs["repack"])
-    target = out if split_k == 1 else partial_buffer(out, split_k)
-    by_tma = split_k == 1 and out.stride(1) == 1 and out.stride(0) * out.element_size() % 16 == 0
+    # the tensor cores take 16-bit operands in either order, others only along K
+    wide = a.element_size() != 2
+    a_row, a_desc, a_batched, a_launches = operand(a, (block_m, block_k), knobs["repack"], wide and a.stride(-1) != 1)
+    b_row, b_desc, b_batched, b_launches = operand(b, (block_k, block_n), knobs["repack"], wide and b.stride(-1) == 1)
+    target = out if split_k == 1 else partial_buffer(a, b, split_k)
+    by_tma = split_k == 1 and out.dim() == 2 and out.stride(1) == 1 and not unaligned(out)
     store = "partial" if split_k > 1 else "tma" if by_tma else "pointer"
     c_block = [block_m, block_n // knobs["subtile"]]
     c_desc = TensorDescriptor(out, list(out.shape), list(out.stride()), c_block) if store == "tma" else None
-    c_strides = (0, *out.stride()) if split_k == 1 else target.stride()
-    items = triton.cdiv(m, block_m) * triton.cdiv(n, block_n) * split_k
-    per_sm = knobs["blocks_per_sm"]
+    batch = out.shape[0] if out.dim() == 3 else 1
+    items = batch * triton.cdiv(m, block_m) * triton.cdiv(n, block_n) * split_k
+    steps, operands = chain_of(inputs, epilogue) if split_k == 1 else ("", ())
     args = (
-        a_desc, b_desc, c_desc, target, bias, m, n, k, *c_strides,
-        block_m, block_n, block_k, knobs["group_m"], split_k, knobs["subtile"], a_row, b_row, store,
-        knobs["precision"] if knobs["precision"] in ("tf32", "ieee") else None, bias is not None, activation,
+        a_desc, b_desc, c_desc, target, operands, batch, m, n, k,
+        *((0, *strides3(out)) if split_k == 1 else target.stride()),
+        block_m, block_n, block_k, knobs["group_m"], split_k, knobs["subtile"], a_row, b_row, a_batched, b_batched,
+        store, dot_precision(knobs["precision"], a), tl.int32 if a.dtype == torch.int8 else tl.float32, paired, steps,
     )  # fmt: skip
     options = {"num_warps": knobs["num_warps"], "num_stages": knobs["num_stages"]}
-    main = (matmul_persistent_tma, (min(items, multiprocessors(a) * per_sm),), args, options)
-    tail = [reduce_launch(target, bias, out, split_k, activation)] if split_k > 1 else []
+    programs = min(items, multiprocessors(a) * knobs["blocks_per_sm"])
+    main = (matmul_persistent_tma, (programs,), args, options)
+    tail = [reduce_launch(target, out, inputs, epilogue)] if split_k > 1 else []
     return [*a_launches, *b_launches, main, *tail]

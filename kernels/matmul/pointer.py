@@ -7,6 +7,7 @@ from kernelwright.kernels.matmul.template import (
     MatmulTemplate,
     element_bytes,
     number,
+    plain_constraint,
     split_choices,
     split_constraint,
 )
@@ -29,7 +30,8 @@ def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) ->
 
 
 def _shared(problem: Problem, knobs: Knobs) -> int:
-    tile = (number(knobs, "block_m") + number(knobs, "block_n")) * number(knobs, "block_k")
+    columns = number(knobs, "block_n") * (2 if problem.paired else 1)
+    tile = (number(knobs, "block_m") + columns) * number(knobs, "block_k")
     return tile * number(knobs, "num_stages") * element_bytes(problem)
 
 
@@ -38,7 +40,7 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         one_row = problem.m <= number(knobs, "block_m")
         return "group_m above 1 needs more than one row of tiles" if one_row and number(knobs, "group_m") > 1 else None
 
-    return [split_constraint(problem, device), Constraint("order", order)]
+    return [plain_constraint(problem, device), split_constraint(problem, device), Constraint("order", order)]
 
 
 POINTER = MatmulTemplate("pointer", "kernelwright.kernels.matmul.pointer_kernel", _knobs, _constraints, _shared)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
+from kernelwright.kernels.matmul.workload import OPERANDS, PAIRS
+
 if TYPE_CHECKING:
     import torch
 
@@ -24,25 +26,66 @@ def activations() -> Mapping[str, Callable[[torch.Tensor], torch.Tensor]]:
     }
 
 
-def finished(product: torch.Tensor, bias: torch.Tensor | None, activation: str) -> torch.Tensor:
-    """activation(product + bias) in fp64: product [M, N] in fp64, bias [N] or None, activation by name or ""."""
-    out = product if bias is None else product + bias.double()
-    return activations()[activation](out) if activation else out
+def gelu_derivative(x: torch.Tensor) -> torch.Tensor:
+    """The derivative of the exact gelu at x."""
+    import torch
+
+    return 0.5 * (1 + torch.erf(x * 0.5**0.5)) + x * torch.exp(-0.5 * x * x) * (2 * torch.pi) ** -0.5
+
+
+def gated(step: str, x: torch.Tensor) -> torch.Tensor:
+    """The gated unit `step` of x [.., 2 * columns]."""
+    import torch
+    import torch.nn.functional as functional
+
+    left, right = x.chunk(2, -1)
+    if step == "swiglu":
+        return functional.silu(left) * right
+    return left * functional.gelu(right) if step == "geglu" else left * torch.sigmoid(right)
+
+
+def operand_name(epilogue: tuple[str, ...], position: int) -> str:
+    """Under which name the operand of a step stands among the inputs: the step's, numbered when it comes again."""
+    step = epilogue[position]
+    return step if epilogue.index(step) == position else f"{step}_{position}"
+
+
+def finished(product: torch.Tensor, inputs: Mapping[str, torch.Tensor], epilogue: tuple[str, ...]) -> torch.Tensor:
+    """The epilogue on product [.., M, N], in the product's own type; operands are cast to it."""
+    out = product
+    for position, step in enumerate(epilogue):
+        if step in PAIRS:
+            out = gated(step, out)
+        elif step in OPERANDS:
+            value = inputs[operand_name(epilogue, position)].to(out.dtype)
+            value = value.unsqueeze(-1) if OPERANDS[step] == "m" else value
+            out = _with_operand(step, out, value)
+        else:
+            out = activations()[step](out)
+    return out
+
+
+def _with_operand(step: str, x: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
+    if step in ("bias", "bias_m", "residual"):
+        return x + value
+    return x * (gelu_derivative(value) if step == "gelu_backward" else value)
 
 
 def product_check(a: torch.Tensor, b: torch.Tensor, product: torch.Tensor) -> float:
     """Relative error of product = a @ b by Freivalds' probe: product @ v against a @ (b @ v), without a matrix product.
 
-    a [M, K], b [K, N], product [M, N] in fp64. A library that drops part of the sum is seen here.
+    a [.., M, K], b [.., K, N], product [.., M, N] in fp64. A library that drops part of the sum is seen here.
     """
     import torch
 
     generator = torch.Generator(device=a.device).manual_seed(0)
-    probe = torch.randn(b.shape[1], dtype=torch.float64, device=a.device, generator=generator)
+    probe = torch.randn(b.shape[-1], dtype=torch.float64, device=a.device, generator=generator)
 
     def rows_times(matrix: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
-        parts = [(chunk.double() * vector).sum(1) for chunk in matrix.split(1024)]
-        return torch.cat(parts) if parts else vector.new_zeros(0)
+        if matrix.numel() == 0:
+            return (matrix.double() * vector.unsqueeze(-2)).sum(-1)
+        parts = [(chunk.double() * vector.unsqueeze(-2)).sum(-1) for chunk in matrix.split(1024, -2)]
+        return torch.cat(parts, -1)
 
     want = rows_times(a, rows_times(b, probe))
     got = rows_times(product, probe)

@@ -9,6 +9,7 @@ from kernelwright.kernels.matmul.template import (
     MatmulTemplate,
     element_bytes,
     number,
+    plain_constraint,
     split_choices,
     split_constraint,
     tma_constraint,
@@ -33,7 +34,8 @@ def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) ->
 
 
 def _shared(problem: Problem, knobs: Knobs) -> int:
-    tile = (number(knobs, "block_m") + number(knobs, "block_n")) * number(knobs, "block_k")
+    columns = number(knobs, "block_n") * (2 if problem.paired else 1)
+    tile = (number(knobs, "block_m") + columns) * number(knobs, "block_k")
     return tile * number(knobs, "num_stages") * element_bytes(problem)
 
 
@@ -53,6 +55,7 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         return f"{knobs['num_warps']} warps need a block_n of {needed}" if number(knobs, "block_n") < needed else None
 
     return [
+        plain_constraint(problem, device, batched=False),
         Constraint("rows", rows),
         Constraint("warps", warps),
         tma_constraint(problem, device, ("a", "b")),

@@ -70,13 +70,14 @@ def element_bytes(problem: Problem) -> int:
 
 
 def tiles(problem: Problem, knobs: Knobs) -> int:
-    """How many output tiles there are."""
-    return math.ceil(problem.m / number(knobs, "block_m")) * math.ceil(problem.n / number(knobs, "block_n"))
+    """How many output tiles there are, over all matrices of a batch."""
+    columns = math.ceil(problem.out_n / number(knobs, "block_n"))
+    return problem.batch * math.ceil(problem.m / number(knobs, "block_m")) * columns
 
 
 def split_choices(problem: Problem, device: DeviceSpec, smallest_tile: int) -> tuple[int, ...]:
     """Values of split_k worth offering: more than 1 only where the tiles cannot fill the device and K is long."""
-    fewest = math.ceil(problem.m / smallest_tile) * math.ceil(problem.n / 256)
+    fewest = problem.batch * math.ceil(problem.m / smallest_tile) * math.ceil(problem.out_n / 256)
     if fewest > 2 * device.multiprocessors or problem.k < 512:
         return (1,)
     return tuple(s for s in (1, 2, 3, 4, 6, 8, 12, 16, 24, MOST_SPLITS) if s == 1 or problem.k // s >= 128)
@@ -97,15 +98,63 @@ def split_constraint(problem: Problem, device: DeviceSpec) -> Constraint:
     return Constraint("split_k", check)
 
 
+def workspace_of(problem: Problem, knobs: Knobs) -> float:
+    """Bytes that a schedule allocates besides the operands: partial sums, and copies of operands that are repacked."""
+    split = number(knobs, "split_k")
+    partial = 4 * split * problem.batch * problem.m * problem.n if split > 1 else 0
+    if not knobs.get("repack"):
+        return partial
+    sides = {"a": problem.m, "b": problem.n}
+    return partial + sum(
+        problem.batch * side * (problem.k + 64) * element_bytes(problem)
+        for tensor, side in sides.items()
+        if not problem.aligned(tensor) or needs_turning(problem, tensor)
+    )
+
+
+def needs_turning(problem: Problem, tensor: str) -> bool:
+    """Whether the tensor cores cannot read "a" or "b" in its order: operands of other than 16 bits must lie along K."""
+    along_k = {"a": "row", "b": "col"}[tensor]
+    return element_bytes(problem) != 2 and getattr(problem, tensor).order != along_k
+
+
+def plain_constraint(problem: Problem, device: DeviceSpec, batched: bool = True) -> Constraint:
+    """For templates that multiply single products (batches too when `batched`) of operands without group scales."""
+
+    def check(knobs: Knobs) -> str | None:
+        if problem.groups or (problem.batched and not batched):
+            return "computes single products" + (" and batches" if batched else "")
+        if problem.scaling not in ("", "tensor", "row"):
+            return f"has no way to apply scaling {problem.scaling}"
+        return multiplies(problem.a_dtype, device)
+
+    return Constraint("plain", check)
+
+
+def multiplies(dtype: str, device: DeviceSpec) -> str | None:
+    """Why a device's matrix units cannot multiply a type; None when they can."""
+    if not dtype.startswith("fp8"):
+        return None
+    enough = device.architecture in ("gfx950",) or (
+        device.vendor == "nvidia" and int(device.architecture.removeprefix("sm_")) >= 89
+    )
+    return None if enough else f"{device.architecture} cannot multiply {dtype}"
+
+
 def _common(problem: Problem) -> list[Constraint]:
     def accumulator(knobs: Knobs) -> str | None:
-        each = number(knobs, "block_m") * number(knobs, "block_n") / (32 * number(knobs, "num_warps"))
+        tile = number(knobs, "block_m") * number(knobs, "block_n") * (2 if problem.paired else 1)
+        each = tile / (32 * number(knobs, "num_warps"))
         if each < 4:
             return f"a thread holds {each:g} accumulators, fewer than 4: too many warps for the tile"
         return over(each, 128, "accumulator registers a thread") if each > 128 else None
 
     def oversize(knobs: Knobs) -> str | None:
-        for side, size, least in (("block_m", problem.m, 16), ("block_n", problem.n, 32), ("block_k", problem.k, 32)):
+        for side, size, least in (
+            ("block_m", problem.m, 16),
+            ("block_n", problem.out_n, 32),
+            ("block_k", problem.k, 32),
+        ):
             fitting = max(least, 2 ** math.ceil(math.log2(max(size, 1))))
             if number(knobs, side) > fitting:
                 return f"{side} {knobs[side]} is more than the problem's {size} needs, {fitting}"
@@ -120,7 +169,13 @@ def _common(problem: Problem) -> list[Constraint]:
         count, area = tiles(problem, knobs), number(knobs, "block_m") * number(knobs, "block_n")
         return f"{count} tiles of {area} elements: larger tiles exist" if count > 4096 and area < 8192 else None
 
+    def workspace(knobs: Knobs) -> str | None:
+        if problem.workspace_bytes is None:
+            return None
+        return over(workspace_of(problem, knobs), problem.workspace_bytes, "bytes of workspace (workspace_bytes)")
+
     return [
+        Constraint("workspace", workspace),
         Constraint("accumulator", accumulator),
         Constraint("oversize", oversize),
         Constraint("pipeline", ring),
@@ -134,8 +189,10 @@ def tma_constraint(problem: Problem, device: DeviceSpec, tensors: Sequence[str])
     def check(knobs: Knobs) -> str | None:
         if device.vendor != "nvidia" or int(device.architecture.removeprefix("sm_")) < 90:
             return f"needs the bulk copy engine of sm_90 or later, the device is {device.architecture}"
-        if not (problem.m and problem.n and problem.k):
+        if not (problem.m and problem.out_n and problem.k and problem.batch):
             return "needs sizes of at least 1"
+        if any(getattr(problem, name).order == "strided" for name in tensors):
+            return "needs a unit stride in each operand"
         unaligned = [name for name in tensors if not problem.aligned(name)]
         if unaligned and not knobs.get("repack"):
             return f"leading stride of {', '.join(unaligned)} is not a multiple of 16 bytes; repack=1 copies it"

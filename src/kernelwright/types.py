@@ -29,6 +29,8 @@ DTYPES: Mapping[str, int] = {
     "fp8e5m2": 8,
     "int8": 8,
     "int32": 32,
+    "int4": 4,
+    "fp4": 4,
 }
 """Element types by name, with their width in bits."""
 
