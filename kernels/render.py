@@ -13,27 +13,17 @@ from types import MappingProxyType
 
 from kernelwright.errors import IllegalSchedule, UsageError
 from kernelwright.kernels import get_operator
-from kernelwright.kernels.matmul.workload import Problem, problem_of
+from kernelwright.kernels.matmul.rendered import constants, harness
+from kernelwright.kernels.matmul.workload import problem_of
 from kernelwright.kernels.source import kernel_sources
 from kernelwright.types import VENDOR_TEMPLATE, Schedule, Workload
-
-_TORCH_DTYPES = {"fp16": "torch.float16", "bf16": "torch.bfloat16", "fp32": "torch.float32"}
-
-_TORCH_ACTIVATIONS = {
-    "": "x",
-    "relu": "torch.relu(x)",
-    "gelu": "torch.nn.functional.gelu(x)",
-    "gelu_tanh": 'torch.nn.functional.gelu(x, approximate="tanh")',
-    "silu": "torch.nn.functional.silu(x)",
-    "sigmoid": "torch.sigmoid(x)",
-    "tanh": "torch.tanh(x)",
-}
 
 _HARNESS_IMPORTS = ("import argparse", "import sys", "import torch", "import triton")
 
 
 def render(workload: Workload, schedule: Schedule, provenance: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Python source that defines `matmul(a, b, bias=None, out=None)` and checks and times it when run.
+    """Python source that defines `matmul(a, b, .., out=None)` and checks and times it when run; between b and out stand
+    scales, offsets and the operands of the epilogue, in its order.
 
     provenance: what is known of the kernel, written into the head of the file, in the order given.
     Raises IllegalSchedule for a template that the operator does not have, the operator's errors for the workload, and
@@ -52,9 +42,9 @@ def render(workload: Workload, schedule: Schedule, provenance: Mapping[str, str]
     parts = [
         _head(workload, schedule, {**provenance, "template source": operator.templates[schedule.template].fingerprint}),
         _sorted_imports({*imports, *_HARNESS_IMPORTS}),
-        _constants(workload, schedule, operator.tolerance(workload)),
+        constants(workload, schedule, operator.tolerance(workload)),
     ]
-    code += [_function(problem_of(workload)), _MAIN]
+    code += harness(problem_of(workload))
     return (
         "\n\n".join(part.strip("\n") for part in parts) + "\n\n\n" + "\n\n\n".join(x.strip("\n") for x in code) + "\n"
     )
@@ -142,110 +132,3 @@ def _head(workload: Workload, schedule: Schedule, provenance: Mapping[str, str])
             *(_comment(f"{name}: {value}") for name, value in facts.items()),
         ]
     )
-
-
-def _constants(workload: Workload, schedule: Schedule, tolerance: float) -> str:
-    problem = problem_of(workload)
-    knobs = ", ".join(f"{name!r}: {value!r}" for name, value in schedule.knobs.items())
-    layouts = {
-        name: (layout.order, layout.leading - (columns if layout.order == "row" else rows))
-        for name, layout, rows, columns in (
-            ("a", problem.a, problem.m, problem.k),
-            ("b", problem.b, problem.k, problem.n),
-            ("out", problem.out, problem.m, problem.n),
-        )
-    }
-    return f"""
-M, N, K = {problem.m}, {problem.n}, {problem.k}
-TEMPLATE = {schedule.template!r}
-SCHEDULE = {{{knobs}}}
-EPILOGUE = {workload.epilogue!r}
-DTYPE = {_TORCH_DTYPES[problem.a_dtype]}
-OUT_DTYPE = {_TORCH_DTYPES[problem.out_dtype]}
-# order ("row": the last dimension is dense) and how many elements lie between one line and the next
-LAYOUTS = {layouts!r}
-# largest relative error (Frobenius norm, against fp64) with which a result counts as right
-TOLERANCE = {tolerance!r}
-"""
-
-
-def _function(problem: Problem) -> str:
-    bias = "bias [N]; " if problem.has_bias else ""
-    return f'''
-def strided(rows, columns, layout, dtype, device):
-    """An uninitialised [rows, columns] tensor with the layout of LAYOUTS[layout]."""
-    order, gap = LAYOUTS[layout]
-    lines, length = (rows, columns) if order == "row" else (columns, rows)
-    storage = torch.empty(max(lines, 1) * (length + gap), dtype=dtype, device=device)
-    strides = (length + gap, 1) if order == "row" else (1, length + gap)
-    return storage.as_strided((rows, columns), strides)
-
-
-def matmul(a, b, bias=None, out=None):
-    """out [M, N] = epilogue(a [M, K] @ b [K, N]); {bias}operands have the layouts of LAYOUTS. The tiles were chosen for
-    M={problem.m}, N={problem.n}, K={problem.k}; other sizes are right too, but may be slow."""
-    inputs = {{"a": a, "b": b}}
-    if ("bias" in EPILOGUE) != (bias is not None):
-        raise ValueError(f"bias must be given exactly when the epilogue has one; the epilogue is {{EPILOGUE}}")
-    if bias is not None:
-        inputs["bias"] = bias
-    if out is None:
-        out = strided(a.shape[0], b.shape[1], "out", OUT_DTYPE, a.device)
-    for kernel, grid, args, options in plan(inputs, out, SCHEDULE, EPILOGUE):
-        kernel[grid](*args, **options)
-    return out
-
-
-def torch_matmul(a, b, bias=None):
-    """What matmul computes, by torch, in the type of a."""
-    x = a @ b
-    if bias is not None:
-        x = x + bias.to(x.dtype)
-    return {_TORCH_ACTIVATIONS[problem.activation]}
-'''
-
-
-_MAIN = '''
-def relative_error(found, wanted):
-    """Frobenius norm of the difference over that of the right answer; NaN where a result was not written."""
-    size = wanted.norm().item()
-    difference = (found.double() - wanted).norm().item()
-    return difference / size if size else difference
-
-
-def main():
-    interpreted = triton.knobs.runtime.interpret
-    parser = argparse.ArgumentParser(description="Check the kernel against fp64, and time it on a GPU.")
-    parser.add_argument("sizes", nargs="*", type=int, metavar="M N K", help="default: those it was made for")
-    sizes = parser.parse_args().sizes
-    if sizes and len(sizes) != 3:
-        parser.error(f"give all of M, N and K or none, got {len(sizes)} numbers")
-    if not interpreted and not torch.cuda.is_available():
-        parser.error("there is no GPU here; set TRITON_INTERPRET=1 to check the kernel on the CPU, at small sizes")
-    # The interpreter is slow, so that it gets sizes of the same alignment; and its bf16 products are wrong.
-    m, n, k = sizes or [s if s <= 192 or not interpreted else 128 + s % 64 for s in (M, N, K)]
-    dtype, out_dtype = (torch.float16 if interpreted and t == torch.bfloat16 else t for t in (DTYPE, OUT_DTYPE))
-    device = "cpu" if interpreted else "cuda"
-    torch.manual_seed(0)
-    a = strided(m, k, "a", dtype, device).normal_()
-    b = strided(k, n, "b", dtype, device).normal_()
-    bias = torch.randn(n, device=device).to(out_dtype) if "bias" in EPILOGUE else None
-    out = strided(m, n, "out", out_dtype, device).fill_(float("nan"))
-    matmul(a, b, bias, out)
-    error = relative_error(out, torch_matmul(a.double(), b.double(), bias))
-    right = error <= TOLERANCE
-    verdict = "right" if right else "WRONG"
-    print(f"M={m} N={n} K={k} {dtype}: relative error {error:.2e}, limit {TOLERANCE:.1e}: {verdict}")
-    if not right:
-        sys.exit(1)
-    if not interpreted:
-        if SCHEDULE["precision"] == "tf32":
-            torch.backends.cuda.matmul.allow_tf32 = True
-        ours = triton.testing.do_bench(lambda: matmul(a, b, bias, out), return_mode="median")
-        theirs = triton.testing.do_bench(lambda: torch_matmul(a, b, bias), return_mode="median")
-        print(f"{ours * 1e3:.1f} us, torch {theirs * 1e3:.1f} us (L2 cleared before each call; launch gaps are inside)")
-
-
-if __name__ == "__main__":
-    main()
-'''

@@ -7,7 +7,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernelwright.kernels.matmul.epilogue_kernel import chain_of, finish, finish_pair, is_paired, strides3, tile_of
 from kernelwright.kernels.matmul.pack_kernel import packed, packed_transposed
-from kernelwright.kernels.matmul.pointer_kernel import dot_precision, product
+from kernelwright.kernels.matmul.product_kernel import dot_precision, product
 from kernelwright.kernels.matmul.split_k_kernel import partial_buffer, reduce_launch
 
 

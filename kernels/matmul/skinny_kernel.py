@@ -11,7 +11,7 @@ import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 from kernelwright.kernels.matmul.epilogue_kernel import chain_of, finish, finish_pair, is_paired
-from kernelwright.kernels.matmul.pointer_kernel import dot_precision, product
+from kernelwright.kernels.matmul.product_kernel import dot_precision, product
 from kernelwright.kernels.matmul.split_k_kernel import partial_buffer
 
 

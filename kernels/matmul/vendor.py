@@ -100,10 +100,8 @@ def _grouped(inputs: Inputs) -> Call:
             pass
         else:
             return "torch._grouped_mm", lambda: torch._grouped_mm(a, b, offs=offsets)
-    ends = [0, *offsets.tolist()]
-    parts = [
-        (a[start:end], b[i]) for i, (start, end) in enumerate(zip(ends[:-1], ends[1:], strict=True)) if end > start
-    ]
+    bounds = itertools.pairwise([0, *offsets.tolist()])
+    parts = [(a[start:end], b[i]) for i, (start, end) in enumerate(bounds) if end > start]
     return "a loop of torch.mm", lambda: torch.cat([torch.mm(rows, weight) for rows, weight in parts])
 
 

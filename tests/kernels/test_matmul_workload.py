@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from kernelwright.errors import InvalidWorkload, UnsupportedDtype
-from kernelwright.kernels.matmul.workload import Layout, matmul_workload, problem_of
+from kernelwright.kernels.matmul.workload import Layout, matmul_workload, parse_layout, problem_of
 from kernelwright.types import Workload
 
 
@@ -29,8 +29,17 @@ def test_fp32_rows_of_four_are_aligned() -> None:
     [
         ({"layout": "xx"}, "layout must be one of nt, nn, tn, tt"),
         ({"m": -1}, "dimension M must be a whole number of 0 or more"),
-        ({"epilogue": ("gelu", "bias")}, "optional bias, then at most one"),
-        ({"epilogue": ("softmax",)}, "at most one of relu"),
+        ({"epilogue": ("softmax",)}, "epilogue steps must be among bias"),
+        ({"epilogue": ("swiglu", "glu")}, "can have one of swiglu"),
+        ({"epilogue": ("swiglu",), "n": 5}, "needs an even N, got 5"),
+        ({"epilogue": ("residual", "swiglu")}, "cannot read a matrix"),
+        ({"scaling": "column"}, "scaling must be one of tensor, row"),
+        ({"dtype": "fp8e4m3", "scaling": "block128", "k": 100}, "K must be a multiple of 128"),
+        ({"b_dtype": "int4", "scaling": "group:64", "k": 64, "layout": "nn"}, "both dense along K"),
+        ({"batch": 2, "dtype": "int8", "scaling": "row"}, "batched matmul cannot be quantised"),
+        ({"groups": 2, "batch": 2}, "neither batched nor quantised"),
+        ({"attributes": {"workspace_bytes": -1}}, "workspace_bytes must be a whole number"),
+        ({"attributes": {"speed": 1}}, "deterministic, scaling, workspace_bytes at will"),
         ({"error_budget": 2.0}, "error_budget must lie between 0 and 1"),
     ],
 )
@@ -40,7 +49,7 @@ def test_misuse_is_told_plainly(kwargs: dict[str, object], words: str) -> None:
         matmul_workload(**arguments)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("dtype", ["fp64", "int8", "float33"])
+@pytest.mark.parametrize("dtype", ["fp64", "int8", "fp8e4m3", "int4", "float33"])
 def test_unsupported_dtypes_are_named(dtype: str) -> None:
     with pytest.raises(UnsupportedDtype, match=dtype):
         matmul_workload(4, 4, 4, dtype)
@@ -53,7 +62,35 @@ def test_mixed_operands_are_refused() -> None:
         problem_of(mixed)
 
 
-@pytest.mark.parametrize("layout", ["diag", "row:3", "row:x", "col:"])
+@pytest.mark.parametrize(
+    ("text", "layout"),
+    [
+        ("row", Layout("row", 8, 64)),
+        ("col:16", Layout("col", 16, 128)),
+        ("row@0", Layout("row", 8, 0)),
+        ("col:9@144+1", Layout("col", 9, 144, 1)),
+        ("strided:960,3@5", Layout("strided", 960, 5, 0, 3)),
+        ("strided:0,1", Layout("strided", 0, 0, 0, 1)),
+    ],
+)
+def test_layouts_are_read(text: str, layout: Layout) -> None:
+    assert parse_layout("a", text, 8, 8, batched=True) == layout
+
+
+def test_gated_units_halve_the_columns() -> None:
+    problem = problem_of(matmul_workload(4, 64, 8, epilogue=("bias", "swiglu", "scale_vec")))
+    assert (problem.paired, problem.out_n, problem.out) == (True, 32, Layout("row", 32))
+
+
+@pytest.mark.parametrize("layout", ["row+1", "strided:8,2", "row:9", "row@4"])
+def test_what_the_copy_engine_cannot_read_is_not_aligned(layout: str) -> None:
+    base = matmul_workload(8, 8, 8, batch=2)
+    workload = Workload("matmul", base.dims, base.dtypes, {**base.layouts, "a": layout})  # type: ignore[arg-type]
+    assert not problem_of(workload).aligned("a")
+    assert problem_of(base).aligned("a")
+
+
+@pytest.mark.parametrize("layout", ["diag", "row:3", "row:x", "col:", "row+", "strided:3"])
 def test_bad_layouts_are_refused(layout: str) -> None:
     base = matmul_workload(8, 8, 8)
     bad = Workload("matmul", base.dims, base.dtypes, {**base.layouts, "a": layout})  # type: ignore[arg-type]
