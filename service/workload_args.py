@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from kernelwright.errors import InvalidWorkload
 from kernelwright.kernels import get_operator
-from kernelwright.kernels.matmul.workload import LAYOUTS, matmul_workload
+from kernelwright.kernels.matmul.workload import FLOATS, LAYOUTS, matmul_workload
 from kernelwright.types import FrozenMap, Scalar, Workload
 
 MAX_DIM = 2**31 - 1
@@ -17,7 +17,7 @@ MAX_DIM = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True)
 class WorkloadArgs:
-    """What was typed. `dims` are sizes by name; the rest is as in `matmul_workload`."""
+    """What was typed. `dims` are sizes by name, `dtype` as in `parse_dtype`; the rest is as in `matmul_workload`."""
 
     operator: str
     dims: Mapping[str, int]
@@ -42,26 +42,43 @@ class WorkloadArgs:
         """The checked workload; UnknownOperator, InvalidWorkload or UnsupportedDtype say what is wrong."""
         get_operator(self.operator)
         form = FORMS[self.operator]
-        check_dims(self.operator, form.dims, self.dims)
+        check_dims(self.operator, form.dims, self.dims, form.optional_dims)
         return form.build(self)
 
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """How an operator's workload is typed: the names of its dimensions, the builder, which raises what the operator's
-    `validate` does, and the way back (`args_of`)."""
+    """How an operator's workload is typed: the names of its dimensions, those that may be left out, the builder, which
+    raises what the operator's `validate` does, and the way back (`args_of`)."""
 
     dims: tuple[str, ...]
+    optional_dims: tuple[str, ...]
     build: Callable[[WorkloadArgs], Workload]
     args_of: Callable[[Workload], WorkloadArgs | None]
 
 
+def parse_dtype(text: str) -> tuple[str, str | None, str]:
+    """(type of a, of b where it is another, scaling) from "bf16", "fp8e4m3/row" or "bf16*int4/group:128"."""
+    types, _, scaling = text.partition("/")
+    a, star, b = types.partition("*")
+    if star and not b:
+        raise InvalidWorkload(
+            f"dtype must read A, A*B, A/SCALING or A*B/SCALING, such as bf16*int4/group:128, got {text!r}"
+        )
+    return a, b or None, scaling
+
+
 def _matmul(args: WorkloadArgs) -> Workload:
+    dtype, b_dtype, scaling = parse_dtype(args.dtype)
     return matmul_workload(
         args.dims["M"],
         args.dims["N"],
         args.dims["K"],
-        dtype=args.dtype,
+        dtype=dtype,
+        b_dtype=b_dtype,
+        scaling=scaling,
+        batch=args.dims.get("B"),
+        groups=args.dims.get("G"),
         layout=args.layout,
         epilogue=args.epilogue,
         out_dtype=args.out_dtype,
@@ -71,14 +88,20 @@ def _matmul(args: WorkloadArgs) -> Workload:
 
 def _matmul_args(workload: Workload) -> WorkloadArgs | None:
     kind = _matmul_kind(
-        workload.dtypes, workload.layouts, workload.epilogue, workload.attributes, workload.error_budget
+        tuple(name for name in ("B", "G") if name in workload.dims),
+        workload.dtypes,
+        workload.layouts,
+        workload.epilogue,
+        workload.attributes,
+        workload.error_budget,
     )
-    dims = {name: workload.dims[name] for name in ("M", "N", "K")}
+    dims = {name: workload.dims[name] for name in ("M", "N", "K", "B", "G") if name in workload.dims}
     return None if kind is None else dataclasses.replace(kind, dims=dims)
 
 
 @functools.lru_cache(maxsize=1024)
 def _matmul_kind(
+    more_dims: tuple[str, ...],
     dtypes: FrozenMap[str],
     layouts: FrozenMap[str],
     epilogue: tuple[str, ...],
@@ -89,16 +112,20 @@ def _matmul_kind(
     letters = next((name for name, pair in LAYOUTS.items() if pair == (layouts["a"], layouts["b"])), None)
     if letters is None:
         return None
+    scaling = str(attributes.get("scaling", ""))
     dtype, out_dtype = dtypes["a"], dtypes["out"]
-    dims = {"M": 16, "N": 16, "K": 16}
+    usual = dtype if dtype in FLOATS else "bf16"
+    text = dtype + (f"*{dtypes['b']}" if dtypes["b"] != dtype else "") + (f"/{scaling}" if scaling else "")
+    # whole groups of scales along K
+    dims = {"M": 16, "N": 16, "K": 128, **dict.fromkeys(more_dims, 2)}
     args = WorkloadArgs(
-        "matmul", dims, dtype, letters, epilogue, None if out_dtype == dtype else out_dtype, error_budget
+        "matmul", dims, text, letters, epilogue, None if out_dtype == usual else out_dtype, error_budget
     )
     wanted = Workload("matmul", FrozenMap(dims), dtypes, layouts, epilogue, attributes, error_budget)
     return args if _matmul(args) == wanted else None
 
 
-FORMS: dict[str, Form] = {"matmul": Form(("M", "N", "K"), _matmul, _matmul_args)}
+FORMS: dict[str, Form] = {"matmul": Form(("M", "N", "K"), ("B", "G"), _matmul, _matmul_args)}
 """The form of every operator by name."""
 
 
@@ -108,11 +135,15 @@ def args_of(workload: Workload) -> WorkloadArgs | None:
     return form.args_of(workload) if form else None
 
 
-def check_dims(operator: str, wanted: tuple[str, ...], given: Mapping[str, int]) -> None:
-    """Raise InvalidWorkload unless exactly the wanted dimensions are given, each from 1 to MAX_DIM."""
-    if set(given) != set(wanted):
+def check_dims(
+    operator: str, wanted: tuple[str, ...], given: Mapping[str, int], optional: tuple[str, ...] = ()
+) -> None:
+    """Raise InvalidWorkload unless the wanted dimensions are given and no others but optional ones, each from 1 to
+    MAX_DIM."""
+    if not set(wanted) <= set(given) <= {*wanted, *optional}:
+        also = f" (and {', '.join(optional)} at will)" if optional else ""
         raise InvalidWorkload(
-            f"shape of {operator} must give {', '.join(wanted)}, got {format_shape(given) or 'nothing'}; "
+            f"shape of {operator} must give {', '.join(wanted)}{also}, got {format_shape(given) or 'nothing'}; "
             f"try {','.join(f'{name}=1024' for name in wanted)}"
         )
     for name, size in given.items():

@@ -15,7 +15,7 @@ from kernelwright.kernels.device import NAMED_DEVICES, named_device
 from kernelwright.kernels.matmul.reference import product_check
 from kernelwright.kernels.matmul.workload import LAYOUTS, matmul_workload
 from kernelwright.kernels.operator import roofline_us
-from kernelwright.types import Schedule
+from kernelwright.types import Schedule, Workload
 
 MATMUL = get_operator("matmul")
 
@@ -74,6 +74,33 @@ def test_work_counts_each_operand_once() -> None:
     assert (work.flops, work.bytes) == (12000.0, 2 * (300 + 600 + 200 + 20))
 
 
+@pytest.mark.parametrize(
+    ("workload", "least"),
+    [
+        (matmul_workload(10, 20, 30, epilogue=("bias", "swiglu", "residual")), 2 * (300 + 600 + 100 + 20 + 100)),
+        (matmul_workload(10, 20, 30, batch=3), 3 * 2 * (300 + 600 + 200)),
+        (matmul_workload(10, 20, 30, groups=4), 2 * (300 + 4 * 600 + 200)),
+        (matmul_workload(10, 20, 256, b_dtype="int4", scaling="group:128"), 2 * 2560 + 2560 + 2 * 40 + 2 * 200),
+    ],
+)
+def test_work_counts_batches_groups_gates_and_scales(workload: Workload, least: int) -> None:
+    assert MATMUL.work(workload).bytes == least
+
+
+def test_a_workspace_limit_forbids_splits_that_exceed_it() -> None:
+    base = matmul_workload(64, 64, 8192)
+    limited = matmul_workload(64, 64, 8192, attributes={"workspace_bytes": 4 * 2 * 64 * 64})
+    device = named_device("h100")
+    splits = {int(s.knobs["split_k"]) for s in MATMUL.space(limited, device)}
+    assert splits == {1, 2} and len(MATMUL.space(limited, device)) < len(MATMUL.space(base, device))
+
+
+def test_fp8_is_offered_only_where_it_can_be_multiplied() -> None:
+    workload = matmul_workload(256, 256, 256, "fp8e4m3", scaling="tensor")
+    assert len(MATMUL.space(workload, named_device("h100")))
+    assert not len(MATMUL.space(workload, named_device("a100")))
+
+
 def test_roofline_of_a_large_square_is_compute_time() -> None:
     device = named_device("h100")
     least = roofline_us(MATMUL, matmul_workload(8192, 8192, 8192), device)
@@ -82,8 +109,8 @@ def test_roofline_of_a_large_square_is_compute_time() -> None:
 
 def test_a_budget_admits_tf32() -> None:
     strict, loose = matmul_workload(64, 64, 64, "fp32"), matmul_workload(64, 64, 64, "fp32", error_budget=3e-3)
-    assert MATMUL.compute_precisions(strict) == ("ieee",)
-    assert MATMUL.compute_precisions(loose) == ("tf32", "ieee")
+    assert MATMUL.compute_precisions(strict) == ("tf32x3", "bf16x6", "ieee")
+    assert MATMUL.compute_precisions(loose)[:2] == ("bf16", "tf32")
     assert MATMUL.tolerance(loose) > MATMUL.tolerance(strict)
 
 

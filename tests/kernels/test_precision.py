@@ -7,7 +7,7 @@ import torch
 
 from kernelwright.errors import UnsupportedDtype
 from kernelwright.kernels import precision
-from kernelwright.kernels.precision import ROUNDING_ERROR, allowed, tolerance, typical_error
+from kernelwright.kernels.precision import ROUNDING_ERROR, allowed, rate_tflops, tolerance, typical_error
 from kernelwright.types import DTYPES
 
 TORCH_DTYPES = {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}
@@ -19,15 +19,28 @@ def relative_error(found: torch.Tensor, wanted: torch.Tensor) -> float:
 
 @pytest.mark.parametrize(
     ("dtype", "own"),
-    [("fp64", "fp64"), ("fp32", "ieee"), ("fp16", "fp16"), ("bf16", "bf16"), ("fp8e4m3", "fp8"), ("int8", "int8")],
+    [("fp64", "fp64"), ("fp16", "fp16"), ("bf16", "bf16"), ("fp8e4m3", "fp8"), ("int8", "int8")],
 )
 def test_no_budget_keeps_the_operands_precision(dtype: str, own: str) -> None:
     assert allowed(dtype, dtype, "fp32", None) == (own,)
 
 
-def test_a_budget_admits_tf32_first_when_its_error_fits() -> None:
-    assert allowed("fp32", "fp32", "fp32", 1e-3) == ("tf32", "ieee")
-    assert allowed("fp32", "fp32", "fp32", 1e-4) == ("ieee",)
+def test_fp32_may_be_made_of_narrow_products_as_exact_as_itself() -> None:
+    assert allowed("fp32", "fp32", "fp32", None) == ("tf32x3", "bf16x6", "ieee")
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "own"),
+    [("bf16", "int4", "bf16"), ("fp16", "fp4", "fp16"), ("fp4", "fp4", "bf16"), ("fp8e4m3", "fp4", "bf16")],
+)
+def test_packed_operands_are_widened(a: str, b: str, own: str) -> None:
+    assert allowed(a, b, "bf16", None) == (own,)
+
+
+def test_a_budget_admits_faster_precisions_first_when_their_error_fits() -> None:
+    assert allowed("fp32", "fp32", "fp32", 5e-3) == ("bf16", "tf32", "bf16x3", "tf32x3", "bf16x6", "ieee")
+    assert allowed("fp32", "fp32", "fp32", 1e-3) == ("tf32", "bf16x3", "tf32x3", "bf16x6", "ieee")
+    assert allowed("fp32", "fp32", "fp32", 1e-4) == ("bf16x3", "tf32x3", "bf16x6", "ieee")
     assert allowed("fp32", "fp32", "fp32", 1e-7) == ()
 
 
@@ -47,7 +60,21 @@ def test_fp8_types_may_be_mixed_and_others_not() -> None:
 
 
 def test_every_result_type_has_a_rounding_error() -> None:
-    assert set(ROUNDING_ERROR) == set(DTYPES)
+    assert set(ROUNDING_ERROR) == set(DTYPES) - {"int4", "fp4"}
+
+
+def test_precisions_of_several_products_have_a_share_of_the_rate() -> None:
+    assert rate_tflops("tf32x3", {"tf32": 300.0}) == 100.0
+    assert rate_tflops("bf16x6", {"bf16": 600.0}) == 100.0
+    assert rate_tflops("tf32x3", {"ieee": 1.0}) is None
+
+
+def test_tolerance_of_fp32_rounded_to_bf16_covers_that_rounding() -> None:
+    torch.manual_seed(0)
+    a, b = torch.randn(64, 1024), torch.randn(1024, 64)
+    error = relative_error(a.bfloat16().double() @ b.bfloat16().double(), a.double() @ b.double())
+    assert tolerance("fp32", "bf16", None) < error < tolerance("fp32", "bf16", None, "ieee")
+    assert error == pytest.approx(precision.NARROWING_ERROR, rel=0.1)
 
 
 def test_tolerance_never_exceeds_the_budget_and_is_exact_for_integers() -> None:

@@ -43,6 +43,34 @@ def test_shape_that_cannot_be_read(text: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("args", "workload"),
+    [
+        (
+            WorkloadArgs("matmul", {"M": 4, "N": 8, "K": 128}, "bf16*int4/group:128"),
+            matmul_workload(4, 8, 128, b_dtype="int4", scaling="group:128"),
+        ),
+        (
+            WorkloadArgs("matmul", {"M": 4, "N": 8, "K": 16}, "fp8e4m3/row", out_dtype="fp16"),
+            matmul_workload(4, 8, 16, "fp8e4m3", scaling="row", out_dtype="fp16"),
+        ),
+        (WorkloadArgs("matmul", {"M": 4, "N": 8, "K": 16, "B": 3}), matmul_workload(4, 8, 16, batch=3)),
+        (
+            WorkloadArgs("matmul", {"M": 4, "N": 8, "K": 16, "G": 3}, layout="nn"),
+            matmul_workload(4, 8, 16, layout="nn", groups=3),
+        ),
+    ],
+)
+def test_quantised_batched_and_grouped_products_can_be_typed(args: WorkloadArgs, workload: Workload) -> None:
+    assert args.workload() == workload
+    assert args_of(workload) == args
+
+
+def test_a_type_that_cannot_be_read_is_refused() -> None:
+    with pytest.raises(InvalidWorkload, match=r"bf16\*int4/group:128"):
+        WorkloadArgs("matmul", {"M": 4, "N": 8, "K": 16}, "bf16*/row").workload()
+
+
+@pytest.mark.parametrize(
     ("text", "steps"),
     [
         (None, ()),
@@ -93,7 +121,7 @@ def test_strided_workload_cannot_be_typed() -> None:
         ({"dtype": "bf17"}, UnsupportedDtype, "bf17"),
         ({"dtype": "int8"}, UnsupportedDtype, "int8"),
         ({"layout": "xy"}, InvalidWorkload, "nt, nn, tn, tt"),
-        ({"epilogue": ("gelu", "bias")}, InvalidWorkload, "epilogue"),
+        ({"epilogue": ("softmax",)}, InvalidWorkload, "epilogue"),
         ({"error_budget": 3.0}, InvalidWorkload, "error_budget"),
     ],
 )
