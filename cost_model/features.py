@@ -14,14 +14,15 @@ import numpy.typing as npt
 from kernelwright.cost_model.geometry import TEMPLATES, Array, Geometry, matmul_geometry
 from kernelwright.cost_model.roofline_estimate import Estimate, estimate_beside_reference, tile_efficiency
 from kernelwright.errors import UnknownOperator
+from kernelwright.kernels.matmul.workload import ACTIVATIONS, OPERANDS, PAIRS
+from kernelwright.kernels.precision import PARTS
 from kernelwright.types import DeviceSpec, Schedule, Workload
 
-FEATURE_VERSION = 1
+FEATURE_VERSION = 2
 """Changes whenever a column, its meaning or the estimate changes; models of another version are refused."""
 
 Column = Callable[[Geometry, Estimate], Array | float]
 
-_ACTIVATIONS = frozenset({"relu", "gelu", "gelu_tanh", "silu", "sigmoid", "tanh"})
 
 
 def _log(value: Array | float) -> Array:
@@ -110,7 +111,9 @@ _MATMUL: Mapping[str, Column] = {
     "out_bytes": lambda g, e: g.problem.out_bytes,
     "epilogue_steps": lambda g, e: float(len(g.workload.epilogue)),
     "bias": lambda g, e: float("bias" in g.workload.epilogue),
-    "activation": lambda g, e: float(bool(_ACTIVATIONS & set(g.workload.epilogue))),
+    "activation": lambda g, e: float(bool({*ACTIVATIONS, *PAIRS} & set(g.workload.epilogue))),
+    "epilogue_matrices": lambda g, e: float(sum(OPERANDS.get(step) == "mn" for step in g.workload.epilogue)),
+    "several_products": lambda g, e: np.isin(g.precisions, list(PARTS)).astype(float),
     "tf32": lambda g, e: (g.precisions == "tf32").astype(float),
     "ieee": lambda g, e: (g.precisions == "ieee").astype(float),
     "narrowed": lambda g, e: (np.isin(g.precisions, ["bf16", "fp16"]) & (g.problem.a_bytes > 2)).astype(float),

@@ -14,16 +14,18 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from kernelwright.kernels.matmul.workload import PAIRS, parse_layout
+from kernelwright.kernels.precision import rate_tflops
 from kernelwright.types import DTYPES, DeviceSpec, Schedule, Workload
 
 Array = npt.NDArray[np.float64]
 
-TEMPLATES = ("pointer", "persistent_tma", "skinny", "warp_specialized")
+TEMPLATES = ("pointer", "persistent_tma", "skinny", "warp_specialized", "stream_k", "warp_specialized_loop")
 """Templates that have a column of their own; others are described by their knobs alone."""
 
-_PERSISTENT = frozenset({"persistent_tma", "warp_specialized"})
-_BULK_COPIES = frozenset({"persistent_tma", "skinny", "warp_specialized"})
-_SWAPPED = frozenset({"skinny"})
+_PERSISTENT = frozenset({"persistent_tma", "warp_specialized", "warp_specialized_loop", "stream_k", "block_scaled"})
+_BULK_COPIES = _PERSISTENT | {"skinny", "weight_only", "grouped"}
+_SWAPPED = frozenset({"skinny", "weight_only"})
 _KNOB_DEFAULTS = {
     "block_m": 64.0,
     "block_n": 64.0,
@@ -123,7 +125,9 @@ class Geometry:
 
     @functools.cached_property
     def rounds(self) -> Array:
-        return np.ceil(self.programs / self.device.multiprocessors)
+        rounds = self.programs / self.device.multiprocessors
+        # stream-K divides what does not fill a wave evenly
+        return np.where(self.templates == "stream_k", np.maximum(rounds, 1.0), np.ceil(rounds))
 
     @functools.cached_property
     def waves(self) -> Array:
@@ -210,6 +214,9 @@ def matmul_geometry(workload: Workload, device: DeviceSpec, schedules: Sequence[
     """The quantities of every schedule for a matmul workload on a device."""
     problem = matmul_problem(workload)
     knobs = _knob_columns(schedules)
+    if set(PAIRS) & set(workload.epilogue):
+        # a tile of the result is made of two tiles of the product
+        knobs["block_n"] = 2 * knobs["block_n"]
     templates = np.array([s.template for s in schedules], dtype=np.str_)
     default = _default_precision(workload)
     precisions = np.array([s.knobs.get("precision", default) for s in schedules], dtype=np.str_)
@@ -246,9 +253,8 @@ def matmul_geometry(workload: Workload, device: DeviceSpec, schedules: Sequence[
 
 
 def _alignment(layout: str, shape: tuple[int, int], width: float) -> float:
-    order, _, stride = layout.partition(":")
-    leading = int(stride) if stride else shape[1] if order == "row" else shape[0]
-    return float(math.gcd(int(leading * width), 16))
+    parsed = parse_layout("operand", layout, *shape)
+    return float(math.gcd(int(parsed.leading * width), int(parsed.offset * width), 16))
 
 
 def _knob_columns(schedules: Sequence[Schedule]) -> dict[str, Array]:
@@ -272,7 +278,8 @@ def _rates(device: DeviceSpec, precisions: npt.NDArray[np.str_], default: str) -
     out = np.ones(len(precisions))
     for precision in np.unique(precisions):
         names = [str(precision), _RATE_NAMES.get(str(precision), ""), default, _RATE_NAMES.get(default, "")]
-        known = [device.peak_tflops[name] for name in names if name in device.peak_tflops]
+        rates = (rate_tflops(name, device.peak_tflops) for name in names)
+        known = [rate for rate in rates if rate is not None]
         fallback = min(device.peak_tflops.values(), default=1.0)
         out[precisions == precision] = max(known[0] if known else fallback, 1e-3)
     return out

@@ -170,7 +170,7 @@ def _common(problem: Problem) -> list[Constraint]:
         return f"{stages} stages for {steps} steps along K" if stages > max(steps + 1, 2) else None
 
     def tiny(knobs: Knobs) -> str | None:
-        count, area = tiles(problem, knobs), number(knobs, "block_m") * number(knobs, "block_n")
+        count, area = tiles(problem, knobs) // max(problem.batch, 1), number(knobs, "block_m") * number(knobs, "block_n")
         return f"{count} tiles of {area} elements: larger tiles exist" if count > 4096 and area < 8192 else None
 
     def workspace(knobs: Knobs) -> str | None:

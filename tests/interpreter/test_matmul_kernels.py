@@ -114,3 +114,92 @@ def test_split_k_gives_the_same_bits_twice() -> None:
     for out in outs:
         launch_all(MATMUL.plan(workload, schedule, inputs, out))
     assert torch.equal(*outs)
+
+
+CHAINS = [
+    ("scale", "tanh", "scale"),
+    ("bias", "scale_vec", "residual"),
+    ("bias_m", "gelu", "scale_m", "multiply"),
+    ("residual", "silu", "residual"),
+    ("gelu_backward",),
+    ("bias", "swiglu"),
+    ("scale_vec", "geglu", "scale_m", "residual"),
+    ("glu",),
+]
+
+
+@pytest.mark.parametrize("template", ["pointer", "persistent_tma", "skinny"])
+@pytest.mark.parametrize("epilogue", CHAINS)
+def test_chains_of_steps(template: str, epilogue: tuple[str, ...]) -> None:
+    workload = matmul_workload(40, 72, 136, "fp32", "nt", epilogue)
+    for schedule in some(workload, template, 1):
+        verdict = run(workload, schedule)
+        assert verdict.right, (schedule, verdict)
+
+
+@pytest.mark.parametrize("template", ["pointer", "skinny"])
+def test_gated_units_of_split_sums(template: str) -> None:
+    workload = matmul_workload(16, 128, 2056, "fp16", "nt", ("bias", "swiglu"))
+    split = [s for s in MATMUL.templates[template].space(workload, H100) if s.knobs["split_k"] == 4]
+    assert run(workload, random.Random(1).choice(split)).right
+
+
+BATCHES = [
+    {"a": "row", "b": "col", "out": "row"},
+    {"a": "col", "b": "row", "out": "col"},
+    {"a": "row", "b": "col:72@0", "out": "row"},
+    {"a": "row:80@8000", "b": "row", "out": "row:208@14000"},
+]
+
+
+@pytest.mark.parametrize("template", ["pointer", "persistent_tma"])
+@pytest.mark.parametrize("layouts", BATCHES)
+def test_batches(template: str, layouts: dict[str, str]) -> None:
+    base = matmul_workload(64, 200, 72, "fp16", epilogue=("bias", "residual"), batch=3)
+    workload = Workload("matmul", base.dims, base.dtypes, layouts, base.epilogue)  # type: ignore[arg-type]
+    for schedule in some(workload, template, 2):
+        verdict = run(workload, schedule)
+        assert verdict.right, (schedule, verdict)
+
+
+def test_more_matrices_than_a_grid_has_layers() -> None:
+    workload = matmul_workload(2, 2, 2, "fp16", batch=65537)
+    schedule = MATMUL.default_schedule(workload, H100)
+    inputs, out = MATMUL.make_inputs(workload, 1, "meta"), MATMUL.empty_output(workload, "meta")
+    (_, grid, _, _) = MATMUL.plan(workload, schedule, inputs, out)[0]
+    assert grid[0] == 65537 and max(grid[1:]) < 65536
+
+
+def test_empty_batches_launch_nothing() -> None:
+    workload = matmul_workload(4, 4, 4, "fp16", batch=0)
+    inputs, out = MATMUL.make_inputs(workload, 0, "cpu"), MATMUL.empty_output(workload, "cpu")
+    assert MATMUL.plan(workload, MATMUL.default_schedule(workload, H100), inputs, out) == []
+
+
+@pytest.mark.parametrize("template", ["pointer", "persistent_tma", "skinny"])
+@pytest.mark.parametrize(
+    ("dtype", "scaling"), [("int8", "row"), ("int8", "tensor"), ("fp8e4m3", "row"), ("fp8e5m2", "tensor")]
+)
+def test_scaled_eight_bit_operands(template: str, dtype: str, scaling: str) -> None:
+    workload = matmul_workload(64, 64, 272, dtype, scaling=scaling, epilogue=("bias",), out_dtype="fp32")
+    for schedule in some(workload, template, 2):
+        verdict = run(workload, schedule)
+        assert verdict.right, (schedule, verdict)
+
+
+@pytest.mark.parametrize("a", ["strided:960,3", "strided:0,1", "strided:1,1", "row+1", "col:65+3"])
+def test_operands_without_a_unit_stride_or_off_their_alignment(a: str) -> None:
+    base = matmul_workload(64, 48, 40, "fp16")
+    workload = Workload("matmul", base.dims, base.dtypes, {**base.layouts, "a": a})  # type: ignore[arg-type]
+    for schedule in MATMUL.space(workload, H100).sample(random.Random(5), 3):
+        verdict = run(workload, schedule)
+        assert verdict.right, (schedule, verdict)
+
+
+@pytest.mark.parametrize("layout", ["nt", "nn", "tn", "tt"])
+def test_operands_turned_for_the_tensor_cores(layout: str) -> None:
+    workload = matmul_workload(70, 65, 130, "fp32", layout, error_budget=5e-3)
+    space = MATMUL.templates["persistent_tma"].space(workload, H100)
+    for schedule in random.Random(2).sample([s for s in space if s.knobs["repack"]], 2):
+        verdict = run(workload, schedule)
+        assert verdict.right, (schedule, verdict)
