@@ -31,6 +31,7 @@ def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) ->
         Knob("num_stages", (2, 3, 4, 5, 6)),
         Knob("group_m", (4, 8, 16), "log2"),
         Knob("split_k", split_choices(problem, device, 64), "log2"),
+        Knob("combine", ("parts", "add"), "category"),
         Knob("subtile", (1,) if problem.paired else (1, 2), "log2"),
         Knob("blocks_per_sm", (1, 2)),
         Knob("repack", repack, "category"),
@@ -84,12 +85,22 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
             else None
         )
 
+    def combine(knobs: Knobs) -> str | None:
+        if knobs["combine"] == "parts":
+            return None
+        if number(knobs, "split_k") == 1:
+            return "there is nothing to add up"
+        if problem.deterministic:
+            return "adds parts in the order in which they arrive; the workload asks for a fixed one"
+        return "whole numbers are summed in parts" if problem.a_dtype == "int8" else None
+
     def pairs(knobs: Knobs) -> str | None:
         split = problem.paired and number(knobs, "split_k") > 1
         return "a gated unit cannot be made of partial sums" if split else None
 
     return [
         plain_constraint(problem, device),
+        Constraint("combine", combine),
         Constraint("pairs", pairs),
         Constraint("copies", copies),
         Constraint("parts", parts),

@@ -8,7 +8,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernelwright.kernels.matmul.epilogue_kernel import chain_of, finish, finish_pair, is_paired, strides3, tile_of
 from kernelwright.kernels.matmul.pack_kernel import packed, packed_transposed
 from kernelwright.kernels.matmul.product_kernel import dot_precision, product
-from kernelwright.kernels.matmul.split_k_kernel import partial_buffer, reduce_launch
+from kernelwright.kernels.matmul.split_k_kernel import partial_buffer, reduce_launch, zeros_launch
 
 
 @triton.jit
@@ -26,17 +26,24 @@ def store_part(
     acc, c_desc, c_ptr, operands, batch, row, col, split, M, N, stride_cs, stride_cb, stride_cm, stride_cn,
     STORE: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
-    """Write one fp32 tile at (row, col): "tma" and "pointer" after the epilogue, "partial" as it is."""
+    """Write one tile at (row, col): "tma" and "pointer" after the epilogue; "partial" as it is, beside other parts;
+    "add" and "add_tma" onto the other parts."""
     cols = col + tl.arange(0, acc.shape[1])
     rows = row + tl.arange(0, acc.shape[0])
-    if STORE != "partial":
+    if STORE == "tma" or STORE == "pointer":
         acc = finish(acc.to(tl.float32), operands, batch, rows, cols, M, N, STEPS)
     if STORE == "tma":
         c_desc.store([row, col], acc.to(c_desc.dtype))
+    elif STORE == "add_tma":
+        c_desc.atomic_add([row, col], acc)
     else:
         c = c_ptr + split.to(tl.int64) * stride_cs + batch.to(tl.int64) * stride_cb
         c += rows.to(tl.int64)[:, None] * stride_cm + cols.to(tl.int64)[None, :] * stride_cn
-        tl.store(c, acc.to(c_ptr.dtype.element_ty), mask=(rows[:, None] < M) & (cols[None, :] < N))
+        inside = (rows[:, None] < M) & (cols[None, :] < N)
+        if STORE == "add":
+            tl.atomic_add(c, acc, mask=inside, sem="relaxed")
+        else:
+            tl.store(c, acc.to(c_ptr.dtype.element_ty), mask=inside)
 
 
 @triton.jit
@@ -156,6 +163,20 @@ def multiprocessors(tensor):
     return torch.cuda.get_device_properties(tensor.device).multi_processor_count if tensor.is_cuda else 1
 
 
+def destination(a, b, out, knobs):
+    """(tensor that tiles go to, its four strides, how they get there, whether it must be zero first)."""
+    split_k = knobs["split_k"]
+    if split_k == 1:
+        by_tma = out.dim() == 2 and out.stride(1) == 1 and not unaligned(out)
+        return out, (0, *strides3(out)), "tma" if by_tma else "pointer", False
+    if knobs["combine"] == "parts":
+        target = partial_buffer(a, b, split_k)
+        return target, target.stride(), "partial", False
+    target = partial_buffer(a, b, 1)
+    by_tma = out.dim() == 2 and not unaligned(target[0, 0]) and not triton.knobs.runtime.interpret
+    return target, (0, *target.stride()[1:]), "add_tma" if by_tma else "add", True
+
+
 def plan(inputs, out, knobs, epilogue):
     """Launches that write epilogue(a @ b) to out: a [M, K], b [K, N], or both with a batch before."""
     a, b = inputs["a"], inputs["b"]
@@ -168,17 +189,16 @@ def plan(inputs, out, knobs, epilogue):
     wide = a.element_size() != 2
     a_row, a_desc, a_batched, a_launches = operand(a, (block_m, block_k), knobs["repack"], wide and a.stride(-1) != 1)
     b_row, b_desc, b_batched, b_launches = operand(b, (block_k, block_n), knobs["repack"], wide and b.stride(-1) == 1)
-    target = out if split_k == 1 else partial_buffer(a, b, split_k)
-    by_tma = split_k == 1 and out.dim() == 2 and out.stride(1) == 1 and not unaligned(out)
-    store = "partial" if split_k > 1 else "tma" if by_tma else "pointer"
+    target, c_strides, store, added = destination(a, b, out, knobs)
     c_block = [block_m, block_n // knobs["subtile"]]
-    c_desc = TensorDescriptor(out, list(out.shape), list(out.stride()), c_block) if store == "tma" else None
+    by_tma = store in ("tma", "add_tma")
+    matrix = target if split_k == 1 else target[0, 0]
+    c_desc = TensorDescriptor(matrix, list(matrix.shape), list(matrix.stride()), c_block) if by_tma else None
     batch = out.shape[0] if out.dim() == 3 else 1
     items = batch * triton.cdiv(m, block_m) * triton.cdiv(n, block_n) * split_k
     steps, operands = chain_of(inputs, epilogue) if split_k == 1 else ("", ())
     args = (
-        a_desc, b_desc, c_desc, target, operands, batch, m, n, k,
-        *((0, *strides3(out)) if split_k == 1 else target.stride()),
+        a_desc, b_desc, c_desc, target, operands, batch, m, n, k, *c_strides,
         block_m, block_n, block_k, knobs["group_m"], split_k, knobs["subtile"], a_row, b_row, a_batched, b_batched,
         store, dot_precision(knobs["precision"], a), tl.int32 if a.dtype == torch.int8 else tl.float32, paired, steps,
     )  # fmt: skip
@@ -186,4 +206,4 @@ def plan(inputs, out, knobs, epilogue):
     programs = min(items, multiprocessors(a) * knobs["blocks_per_sm"])
     main = (matmul_persistent_tma, (programs,), args, options)
     tail = [reduce_launch(target, out, inputs, epilogue)] if split_k > 1 else []
-    return [*a_launches, *b_launches, main, *tail]
+    return [*a_launches, *b_launches, *([zeros_launch(target)] if added else []), main, *tail]

@@ -37,6 +37,17 @@ def matmul_reduce_splits(
     tl.store(c, acc.to(c_ptr.dtype.element_ty), mask=inside)
 
 
+@triton.jit
+def fill_zeros(ptr, COUNT, BLOCK: tl.constexpr):
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(ptr + places, tl.zeros((BLOCK,), ptr.dtype.element_ty), mask=places < COUNT)
+
+
+def zeros_launch(tensor):
+    """The launch that fills a dense tensor with zeros."""
+    return fill_zeros, (triton.cdiv(tensor.numel(), 4096),), (tensor, tensor.numel(), 4096), {"num_warps": 4}
+
+
 def reduce_launch(partial, out, inputs, epilogue):
     """The launch that turns partial [split_k, batch, M, columns of b] into out [M, N] or [batch, M, N]."""
     split_k, batch, m, _ = partial.shape
@@ -52,8 +63,8 @@ def reduce_launch(partial, out, inputs, epilogue):
     return matmul_reduce_splits, grid, args, {"num_warps": 4}
 
 
-def partial_buffer(a, b, split_k):
-    """Workspace for the partial products of a [.., M, K] and b [.., K, N]: [split_k, batch, M, N] in fp32 (int32)."""
+def partial_buffer(a, b, parts):
+    """Workspace for the partial products of a [.., M, K] and b [.., K, N]: [parts, batch, M, N] in fp32 (int32)."""
     dtype = torch.int32 if a.dtype == torch.int8 else torch.float32
     batch = a.shape[0] if a.dim() == 3 else 1
-    return torch.empty((split_k, batch, a.shape[-2], b.shape[-1]), dtype=dtype, device=a.device)
+    return torch.empty((parts, batch, a.shape[-2], b.shape[-1]), dtype=dtype, device=a.device)

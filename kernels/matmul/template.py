@@ -105,7 +105,8 @@ def split_constraint(problem: Problem, device: DeviceSpec) -> Constraint:
 def workspace_of(problem: Problem, knobs: Knobs) -> float:
     """Bytes that a schedule allocates besides the operands: partial sums, and copies of operands that are repacked."""
     split = number(knobs, "split_k")
-    partial = 4 * split * problem.batch * problem.m * problem.n if split > 1 else 0
+    parts = 1 if knobs.get("combine") == "add" else split
+    partial = 4 * parts * problem.batch * problem.m * problem.n if split > 1 else 0
     if not knobs.get("repack"):
         return partial
     sides = {"a": problem.m, "b": problem.n}
@@ -170,7 +171,10 @@ def _common(problem: Problem) -> list[Constraint]:
         return f"{stages} stages for {steps} steps along K" if stages > max(steps + 1, 2) else None
 
     def tiny(knobs: Knobs) -> str | None:
-        count, area = tiles(problem, knobs) // max(problem.batch, 1), number(knobs, "block_m") * number(knobs, "block_n")
+        count, area = (
+            tiles(problem, knobs) // max(problem.batch, 1),
+            number(knobs, "block_m") * number(knobs, "block_n"),
+        )
         return f"{count} tiles of {area} elements: larger tiles exist" if count > 4096 and area < 8192 else None
 
     def workspace(knobs: Knobs) -> str | None:

@@ -203,3 +203,10 @@ def test_operands_turned_for_the_tensor_cores(layout: str) -> None:
     for schedule in random.Random(2).sample([s for s in space if s.knobs["repack"]], 2):
         verdict = run(workload, schedule)
         assert verdict.right, (schedule, verdict)
+
+
+@pytest.mark.parametrize("epilogue", [(), ("bias", "gelu", "residual")])
+def test_parts_added_where_they_meet(epilogue: tuple[str, ...]) -> None:
+    workload = matmul_workload(72, 80, 1100, "fp16", "nt", epilogue)
+    added = [s for s in MATMUL.templates["persistent_tma"].space(workload, H100) if s.knobs["combine"] == "add"]
+    assert run(workload, random.Random(1).choice(added)).right

@@ -91,8 +91,16 @@ def test_a_workspace_limit_forbids_splits_that_exceed_it() -> None:
     base = matmul_workload(64, 64, 8192)
     limited = matmul_workload(64, 64, 8192, attributes={"workspace_bytes": 4 * 2 * 64 * 64})
     device = named_device("h100")
-    splits = {int(s.knobs["split_k"]) for s in MATMUL.space(limited, device)}
+    splits = {int(s.knobs["split_k"]) for s in MATMUL.space(limited, device) if s.knobs.get("combine") != "add"}
     assert splits == {1, 2} and len(MATMUL.space(limited, device)) < len(MATMUL.space(base, device))
+
+
+def test_a_fixed_order_of_sums_forbids_adding_parts_as_they_arrive() -> None:
+    device = named_device("h100")
+    free = MATMUL.space(matmul_workload(256, 256, 65536), device)
+    fixed = MATMUL.space(matmul_workload(256, 256, 65536, attributes={"deterministic": True}), device)
+    assert {s.knobs.get("combine") for s in free} == {None, "parts", "add"}
+    assert {s.knobs.get("combine") for s in fixed} == {None, "parts"}
 
 
 def test_fp8_is_offered_only_where_it_can_be_multiplied() -> None:
