@@ -1,0 +1,246 @@
+"""What the child process of check_matmul does: run schedules of a case and compare them with fp64.
+
+Harder than a tuning trial: the launches run again, the gaps between an output's rows must stay untouched, results that
+must overflow have to, and outputs too large for an fp64 copy are compared in some rows and scanned in all.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from kernelwright.kernels import get_operator
+from kernelwright.kernels.matmul.workload import OPERANDS, Problem, problem_of
+from kernelwright.kernels.operator import Inputs, launch_all
+from kernelwright.search.failures import failed, failure_of, poisons_process
+from kernelwright.search.measure_job import Reply
+from kernelwright.search.timing import SCREEN, Timer, median
+from kernelwright.search.verification import Verdict, verify
+from kernelwright.types import FrozenMap, Measurement, Schedule, Status, Workload
+
+MATMUL = get_operator("matmul")
+
+HUGE = 2**29
+"""Results of more elements, and operands of four times as many, are compared in some rows only."""
+
+EDGE = 128
+"""Rows that are compared at each end, and on each side of an offset of 2^31 elements."""
+
+CHUNK = 2**28
+
+NOT_TIMED = 0.0
+"""The time of a schedule that was only checked."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """One workload to check. fills: what an operand holds in place of random numbers. ends: of the groups' rows."""
+
+    id: str
+    tag: str
+    workload: Workload
+    fills: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    ends: tuple[int, ...] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class LoadJob:
+    """Make a case's operands and reference; time the vendor call if asked."""
+
+    case: Case
+    seed: int
+    timed: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class CheckJob:
+    """Run one schedule of a case; time it if asked."""
+
+    case: Case
+    schedule: Schedule
+    seed: int
+    timed: bool
+
+
+@dataclasses.dataclass
+class _Loaded:
+    """rows: which of the result's rows the reference has; None for all."""
+
+    case: Case
+    inputs: Inputs
+    out: torch.Tensor
+    rows: torch.Tensor | None
+    reference: torch.Tensor
+
+
+def start(device_index: int, l2_bytes: int, device: str = "cuda") -> Callable[[LoadJob | CheckJob], Reply]:
+    """Called once in the child. device: "cpu" for tests in Triton's interpreter, where nothing can be timed."""
+    if device == "cuda":
+        torch.cuda.set_device(device_index)
+    return _Worker(device, l2_bytes).do
+
+
+class _Worker:
+    def __init__(self, device: str, l2_bytes: int) -> None:
+        self._device, self._l2_bytes = device, l2_bytes
+        self._timer: Timer | None = None
+        self._loaded: _Loaded | None = None
+
+    def do(self, job: LoadJob | CheckJob) -> Reply:
+        loaded = self._load(job.case, job.seed)
+        if isinstance(job, LoadJob):
+            return self._vendor(loaded) if job.timed else Reply(())
+        try:
+            return Reply((self._check(loaded, job.schedule, job.timed),))
+        except Exception as error:
+            return Reply((failure_of(error),), poisons_process(error))
+
+    def _load(self, case: Case, seed: int) -> _Loaded:
+        if self._loaded is None or self._loaded.case != case:
+            self._loaded = None
+            if self._device == "cuda":
+                torch.cuda.empty_cache()
+            inputs = case_inputs(case, seed, self._device)
+            out = MATMUL.empty_output(case.workload, self._device)
+            rows = some_rows(problem_of(case.workload), self._device)
+            self._loaded = _Loaded(case, inputs, out, rows, reference_of(case.workload, inputs, rows))
+        return self._loaded
+
+    def _vendor(self, loaded: _Loaded) -> Reply:
+        found = MATMUL.vendor(loaded.case.workload, loaded.inputs)
+        if found is None:
+            return Reply(())
+        name, call = found
+        return Reply((), vendor=name, vendor_us=self._time_us(call))
+
+    def _check(self, loaded: _Loaded, schedule: Schedule, timed: bool) -> Measurement:
+        storage = whole_storage(loaded.out)
+        storage.fill_(math.nan)
+        launches = MATMUL.plan(loaded.case.workload, schedule, loaded.inputs, loaded.out)
+        launch_all(launches)
+        verdict = judge(loaded)
+        if not verdict.right:
+            return wrong(verdict.reason, verdict.error)
+        before = loaded.out.clone() if problem_of(loaded.case.workload).deterministic else None
+        storage.fill_(math.nan)
+        launch_all(launches)
+        launch_all(launches)
+        again = judge(loaded)
+        if not again.right:
+            return wrong(f"right at first, then not: {again.reason}", again.error)
+        if before is not None and not torch.equal(before, loaded.out):
+            return wrong("two runs differ, and the workload asks for a deterministic sum", again.error)
+        spilled = written_gaps(loaded.out)
+        if spilled:
+            return wrong(f"{spilled} elements between the result's rows were written", again.error)
+        time_us = self._time_us(lambda: launch_all(launches)) if timed else NOT_TIMED
+        return Measurement(Status.OK, time_us, (), float(f"{max(verdict.error, again.error):.3g}"))
+
+    def _time_us(self, call: Callable[[], Any]) -> float:
+        self._timer = self._timer or Timer(self._l2_bytes)
+        return round(median(self._timer.samples([call], SCREEN)[0]), 3)
+
+
+def wrong(reason: str, error: float) -> Measurement:
+    """The measurement of a wrong result."""
+    found = failed(Status.WRONG_RESULT, reason)
+    return dataclasses.replace(found, error=float(f"{error:.3g}") if math.isfinite(error) else None)
+
+
+def case_inputs(case: Case, seed: int, device: str) -> Inputs:
+    """The operands as for tuning, but for those that the case fills otherwise, and with its groups."""
+    inputs = MATMUL.make_inputs(case.workload, seed, device)
+    for name, fill in case.fills.items():
+        if name in inputs:
+            inputs[name] = filled(inputs[name], fill, seed)
+    if case.ends:
+        inputs["offsets"] = torch.tensor(case.ends, dtype=torch.int32, device=device)
+    return inputs
+
+
+def filled(tensor: torch.Tensor, fill: str, seed: int) -> torch.Tensor:
+    """The tensor filled as the awkward set names it; with "nan_outside" it lies between NaN on all sides."""
+    generator = torch.Generator(device=tensor.device).manual_seed(seed)
+    if fill == "randn":
+        return tensor
+    if fill == "nan":
+        return tensor.fill_(math.nan)
+    if fill == "large_positive":
+        return tensor.copy_(torch.rand(tensor.shape, device=tensor.device, generator=generator) * 10000 + 50000)
+    if fill == "nan_outside":
+        margin = 4096
+        storage = tensor.new_full((whole_storage(tensor).numel() + 2 * margin,), math.nan)
+        inner = storage.as_strided(tensor.shape, tensor.stride(), margin + tensor.storage_offset())
+        return inner.copy_(tensor)
+    raise ValueError(f"fill must be randn, nan, large_positive or nan_outside, got {fill!r}")
+
+
+def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
+    """Everything that was allocated for the tensor, as one dimension."""
+    length = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return tensor.as_strided((length,), (1,), 0)
+
+
+def written_gaps(out: torch.Tensor) -> int:
+    """How many elements outside the result are no longer NaN; 0 where it has no gaps."""
+    storage = whole_storage(out)
+    if storage.numel() == out.numel():
+        return 0
+    lines = out.split(max(1, CHUNK // max(1, math.prod(out.shape[1:]))))
+    written, inside = (
+        sum(int((~part.isnan()).sum().item()) for part in parts) for parts in (storage.split(CHUNK), lines)
+    )
+    return written - inside
+
+
+def some_rows(problem: Problem, device: str) -> torch.Tensor | None:
+    """Rows to compare of a case that is too large: both ends and where offsets pass 2^31; None to compare all."""
+    size = max(problem.m * problem.out_n, problem.m * problem.k // 4)
+    by_row = any(OPERANDS.get(step) in ("m", "mn") for step in problem.epilogue)
+    if size < HUGE or problem.batched or problem.groups or problem.scaling or by_row:
+        return None
+    centres = [0, problem.m - 1]
+    for layout in (problem.a, problem.out):
+        if layout.order != "col":
+            centres += [turn * 2**31 // layout.leading for turn in (1, 2)]
+    near = {row for centre in centres for row in range(centre - EDGE, centre + EDGE) if 0 <= row < problem.m}
+    return torch.tensor(sorted(near), device=device)
+
+
+def reference_of(workload: Workload, inputs: Inputs, rows: torch.Tensor | None) -> torch.Tensor:
+    """The right answer in fp64, of some rows or all."""
+    if rows is None:
+        return MATMUL.reference(workload, inputs)
+    fewer = dataclasses.replace(workload, dims=FrozenMap({**workload.dims, "M": len(rows)}))
+    return MATMUL.reference(fewer, {**inputs, "a": inputs["a"][rows]})
+
+
+def judge(loaded: _Loaded) -> Verdict:
+    """How the output compares with the reference; errors of the GPU are raised here."""
+    if loaded.out.is_cuda:
+        torch.cuda.synchronize()
+    tolerance = MATMUL.tolerance(loaded.case.workload)
+    if loaded.rows is None:
+        return compare(loaded.out, loaded.reference, tolerance)
+    for part in loaded.out.split(max(1, CHUNK // max(1, loaded.out.shape[1]))):
+        if bool(part.isnan().any()):
+            return Verdict(math.inf, math.inf, "elements of a large result are NaN or not written")
+    return compare(loaded.out[loaded.rows], loaded.reference, tolerance)
+
+
+def compare(out: torch.Tensor, reference: torch.Tensor, tolerance: float) -> Verdict:
+    """As `verify`, but what is not finite once the reference has out's type must be the same in out."""
+    expected = reference.to(out.dtype)
+    odd = ~expected.isfinite()
+    count = int(odd.sum().item())
+    if not count or out.shape != reference.shape:
+        return verify(out, reference, tolerance)
+    same = (out == expected) | (out.isnan() & expected.isnan())
+    off = count - int((same & odd).sum().item())
+    if off:
+        return Verdict(math.inf, math.inf, f"{off} of {count} elements that must be inf or NaN are not the same")
+    return verify(out.masked_fill(odd, 0), reference.masked_fill(odd, 0), tolerance)
