@@ -33,16 +33,29 @@ def geomean(values: Sequence[float]) -> float:
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """Count, geometric mean and worst ratio over all rows and by group."""
-    groups: dict[str, list[float]] = {}
+    """Count, geometric mean and worst ratio over all rows, by group, and by what a row is `part_of` besides.
+
+    Where rows have them also `roofline` (geometric mean), and of Inductor's times over ours `inductor` (geometric mean)
+    and `inductor_count`.
+    """
+    groups: dict[str, list[Row]] = {}
     for row in rows:
         if row["ratio"] is not None:
-            for name in dict.fromkeys(("all", row.get("group", "all"))):
-                groups.setdefault(name, []).append(row["ratio"])
-    return {
-        name: {"count": len(ratios), "geomean": round(geomean(ratios), 4), "worst": round(min(ratios), 4)}
-        for name, ratios in groups.items()
-    }
+            for name in dict.fromkeys(("all", *row.get("part_of", ()), row.get("group", "all"))):
+                groups.setdefault(name, []).append(row)
+    return {name: _figures(members) for name, members in groups.items()}
+
+
+def _figures(rows: Sequence[Row]) -> dict[str, Any]:
+    ratios = [row["ratio"] for row in rows]
+    out = {"count": len(ratios), "geomean": round(geomean(ratios), 4), "worst": round(min(ratios), 4)}
+    shares = [row["roofline"] for row in rows if row.get("roofline")]
+    if shares:
+        out["roofline"] = round(geomean(shares), 4)
+    theirs = [row["inductor_ratio"] for row in rows if row.get("inductor_ratio")]
+    if theirs:
+        out |= {"inductor": round(geomean(theirs), 4), "inductor_count": len(theirs)}
+    return out
 
 
 def write(path: Path, rows: Sequence[Row], **fields: Any) -> dict[str, Any]:
