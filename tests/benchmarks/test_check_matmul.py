@@ -246,12 +246,15 @@ def test_times_and_ratios(capsys: pytest.CaptureFixture[str]) -> None:
     assert check_matmul.rows_of(done[0])[0]["ratio"] == 2.0
 
 
-def test_what_is_not_built_is_a_failure_and_what_does_not_fit_is_not() -> None:
-    found = Child(lambda template: failed(Status.OUT_OF_RESOURCES, "shared memory"))
-    _, done = ran(found, CASES[:1], Builds("persistent_tma"))
+def test_what_does_not_fit_is_a_failure_only_where_nothing_works() -> None:
+    full = failed(Status.OUT_OF_RESOURCES, "shared memory")
+    _, done = ran(Child(lambda template: full), CASES[:1], Builds("persistent_tma"))
     statuses = {name: {m.status for _, m in results} for name, results in done[0].results.items()}
     assert statuses == {"pointer": {Status.OUT_OF_RESOURCES}, "persistent_tma": {Status.BUILD_ERROR}}
-    assert check_matmul.count_failures(done) == 3
+    assert check_matmul.count_failures(done) == 6
+    answers = [full, Measurement(Status.OK, 0.0, (), 1e-3), full] * 2
+    _, done = ran(Child(lambda template: answers.pop()), CASES[:1])
+    assert check_matmul.count_failures(done) == 0
 
 
 @pytest.mark.parametrize(
