@@ -13,6 +13,7 @@ from kernelwright.kernels.matmul.pointer import POINTER
 from kernelwright.kernels.matmul.skinny import SKINNY
 from kernelwright.kernels.matmul.template import MatmulTemplate
 from kernelwright.kernels.matmul.vendor import vendor_call
+from kernelwright.kernels.matmul.warp_specialized import WARP_SPECIALIZED
 from kernelwright.kernels.matmul.workload import OPERANDS, Problem, problem_of
 from kernelwright.kernels.operator import Inputs, Launch, Work, bytes_of
 from kernelwright.kernels.precision import allowed, own_precision, tolerance
@@ -22,7 +23,7 @@ from kernelwright.types import DeviceSpec, Schedule, Workload
 if TYPE_CHECKING:
     import torch
 
-TEMPLATES: dict[str, MatmulTemplate] = {t.name: t for t in (POINTER, PERSISTENT_TMA, SKINNY)}
+TEMPLATES: dict[str, MatmulTemplate] = {t.name: t for t in (POINTER, PERSISTENT_TMA, SKINNY, WARP_SPECIALIZED)}
 
 
 PORTABLE = ("pointer",)

@@ -167,7 +167,9 @@ def destination(a, b, out, knobs):
     """(tensor that tiles go to, its four strides, how they get there, whether it must be zero first)."""
     split_k = knobs["split_k"]
     if split_k == 1:
-        by_tma = out.dim() == 2 and out.stride(1) == 1 and not unaligned(out)
+        # TMA writes whole pieces of 16 bytes: at the end of a row that is no such multiple it would run over
+        whole = out.shape[-1] * out.element_size() % 16 == 0
+        by_tma = out.dim() == 2 and out.stride(1) == 1 and whole and not unaligned(out)
         return out, (0, *strides3(out)), "tma" if by_tma else "pointer", False
     if knobs["combine"] == "parts":
         target = partial_buffer(a, b, split_k)

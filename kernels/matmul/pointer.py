@@ -40,7 +40,11 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         one_row = problem.m <= number(knobs, "block_m")
         return "group_m above 1 needs more than one row of tiles" if one_row and number(knobs, "group_m") > 1 else None
 
-    return [plain_constraint(problem, device), split_constraint(problem, device), Constraint("order", order)]
+    def depth(knobs: Knobs) -> str | None:
+        narrow = element_bytes(problem) == 1 and number(knobs, "block_k") < 32
+        return "8-bit products need a block_k of 32" if narrow else None
+
+    return [plain_constraint(problem, device), Constraint("depth", depth), split_constraint(problem, device), Constraint("order", order)]
 
 
 POINTER = MatmulTemplate("pointer", "kernelwright.kernels.matmul.pointer_kernel", _knobs, _constraints, _shared)

@@ -7,7 +7,7 @@ import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from kernelwright.kernels.matmul.workload import Problem, problem_of
+from kernelwright.kernels.matmul.workload import TMA_ALIGNMENT, Problem, problem_of
 from kernelwright.kernels.precision import PARTS, allowed, rate_tflops
 from kernelwright.kernels.source import source_fingerprint
 from kernelwright.kernels.space import Constraint, Knob, KnobSpace
@@ -201,6 +201,8 @@ def tma_constraint(problem: Problem, device: DeviceSpec, tensors: Sequence[str])
             return "needs sizes of at least 1"
         if any(getattr(problem, name).order == "strided" for name in tensors):
             return "needs a unit stride in each operand"
+        if problem.paired and problem.b.order == "row" and problem.out_n * element_bytes(problem) % TMA_ALIGNMENT:
+            return "the right half of b's columns does not begin at a multiple of 16 bytes"
         unaligned = [name for name in tensors if not problem.aligned(name)]
         if unaligned and not knobs.get("repack"):
             return f"leading stride of {', '.join(unaligned)} is not a multiple of 16 bytes; repack=1 copies it"

@@ -2,14 +2,7 @@
 
 "cooperative": both warpgroups share a tile, each has half of its rows. "pingpong": each has tiles of its own and they
 take turns on the tensor cores, so that one's epilogue runs beside the other's products.
-
-A tensor whose rows are not multiples of 16 bytes apart is taken in classes: rows i, i + classes, i + 2 * classes, ...
-are 16-byte multiples apart and make a legal TMA tensor of their own, from the aligned address at or below the first
-element on; what lies between the two is skipped by the inner coordinate. A tile of such rows comes class by class, so
-that its position p stands for row (p % (rows / classes)) * classes + p // (rows / classes).
 """
-
-import math
 
 import torch
 import triton
@@ -27,31 +20,24 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDes
 
 from kernelwright.kernels.matmul.epilogue_kernel import chain_of, finish, finish_pair, is_paired, tile_of
 from kernelwright.kernels.matmul.gluon_names_kernel import gluon_barrier, tma_load, tma_store
-
-MOST_CLASSES = 8
+from kernelwright.kernels.matmul.pack_kernel import packed
 
 
 @gluon.jit
-def ws_load(
-    descriptors, start, step, ring, slot, barrier, outer, inner,
-    CLASSES: gl.constexpr, PANELS: gl.constexpr, WIDTH: gl.constexpr, PER_16: gl.constexpr,
-):  # fmt: skip
-    """Start the copies of one operand's tile: panels of 128 bytes, each class by class."""
+def ws_load(desc, ring, slot, barrier, outer, inner, PANELS: gl.constexpr, WIDTH: gl.constexpr):
+    """Start the copies of one operand's tile: panels of 128 bytes."""
     for panel in gl.static_range(PANELS):
-        for i in gl.static_range(CLASSES):
-            place = [outer // CLASSES, inner + panel * WIDTH + (start + i * step) % PER_16]
-            tma_load(descriptors[i], place, barrier, ring.index(slot + panel * CLASSES + i))
+        tma_load(desc, [outer, inner + panel * WIDTH], barrier, ring.index(slot + panel))
 
 
 @gluon.jit
 def ws_producer(
-    a, b, b_right, a_align, b_align, right_align, a_ring, b_ring, full, empty, M, N, K,
+    a, b, a_ring, b_ring, full, empty, M, N, K,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
-    A_ROW: gl.constexpr, B_ROW: gl.constexpr, A_CLASSES: gl.constexpr, B_CLASSES: gl.constexpr,
-    PAIRED: gl.constexpr, PER_16: gl.constexpr,
+    A_ROW: gl.constexpr, B_ROW: gl.constexpr, PAIRED: gl.constexpr,
 ):  # fmt: skip
     HALVES: gl.constexpr = 2 if PAIRED else 1
-    WIDTH: gl.constexpr = 8 * PER_16
+    WIDTH: gl.constexpr = a_ring.shape[2]
     A_PANELS: gl.constexpr = 1 if A_ROW else BLOCK_M // WIDTH
     B_PANELS: gl.constexpr = BLOCK_N // HALVES // WIDTH if B_ROW else 1
     BYTES: gl.constexpr = (BLOCK_M + BLOCK_N) * 128
@@ -69,24 +55,16 @@ def ws_producer(
             mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
             ready = full.index(stage)
             mbarrier.expect(ready, BYTES)
-            slot = stage * (A_PANELS * A_CLASSES)
             if A_ROW:
-                ws_load(a, a_align[0], a_align[1], a_ring, slot, ready, row, k, A_CLASSES, A_PANELS, WIDTH, PER_16)
+                ws_load(a, a_ring, stage * A_PANELS, ready, row, k, A_PANELS, WIDTH)
             else:
-                ws_load(a, a_align[0], a_align[1], a_ring, slot, ready, k, row, A_CLASSES, A_PANELS, WIDTH, PER_16)
-            slot = stage * (HALVES * B_PANELS * B_CLASSES)
-            if B_ROW:
-                ws_load(b, b_align[0], b_align[1], b_ring, slot, ready, k, col, B_CLASSES, B_PANELS, WIDTH, PER_16)
-            else:
-                ws_load(b, b_align[0], b_align[1], b_ring, slot, ready, col, k, B_CLASSES, B_PANELS, WIDTH, PER_16)
-            if PAIRED:
-                slot += B_PANELS * B_CLASSES
-                start = right_align[0]
-                pitch = right_align[1]
+                ws_load(a, a_ring, stage * A_PANELS, ready, k, row, A_PANELS, WIDTH)
+            for half in gl.static_range(HALVES):
+                slot = (stage * HALVES + half) * B_PANELS
                 if B_ROW:
-                    ws_load(b_right, start, pitch, b_ring, slot, ready, k, col, B_CLASSES, B_PANELS, WIDTH, PER_16)
+                    ws_load(b, b_ring, slot, ready, k, half * N + col, B_PANELS, WIDTH)
                 else:
-                    ws_load(b_right, start, pitch, b_ring, slot, ready, col, k, B_CLASSES, B_PANELS, WIDTH, PER_16)
+                    ws_load(b, b_ring, slot, ready, half * N + col, k, B_PANELS, WIDTH)
             turn += 1
 
 
@@ -121,33 +99,10 @@ def ws_halves(x):
 
 
 @gluon.jit
-def ws_in_order(x, CLASSES: gl.constexpr):
-    """A tile whose columns come class by class, with its columns in their order."""
-    if CLASSES > 1:
-        x = x.reshape((x.shape[0], CLASSES, x.shape[1] // CLASSES)).permute((0, 2, 1))
-        x = x.reshape((x.shape[0], x.shape[1] * CLASSES))
-    return x
-
-
-@gluon.jit
-def ws_rows(row, layout: gl.constexpr, ROWS: gl.constexpr, FIRST: gl.constexpr, BLOCK_M: gl.constexpr,
-            CLASSES: gl.constexpr):  # fmt: skip
-    """Matrix rows of the positions FIRST, FIRST + 1, ... of the tile at `row`."""
-    position = FIRST + gl.arange(0, ROWS, layout)
-    PER_CLASS: gl.constexpr = BLOCK_M // CLASSES
-    return row + (position % PER_CLASS) * CLASSES + position // PER_CLASS
-
-
-@gluon.jit
-def ws_store(
-    x, c, c_align, c_ring, out, row, col, M, N, stride_cm, stride_cn,
-    FIRST: gl.constexpr, BLOCK_M: gl.constexpr, M_CLASSES: gl.constexpr, STORE: gl.constexpr,
-):  # fmt: skip
-    """Write a finished fp32 tile: positions FIRST, ... of the tile at (row, col), through this warpgroup's buffer."""
+def ws_store(x, c, c_ring, out, row, col, M, N, stride_cm, stride_cn, STORE: gl.constexpr):
+    """Write a finished fp32 tile at (row, col) through this warpgroup's buffer."""
     ROWS: gl.constexpr = x.shape[0]
     COLS: gl.constexpr = x.shape[1]
-    PER_CLASS: gl.constexpr = BLOCK_M // M_CLASSES
-    SLICE: gl.constexpr = PER_CLASS if PER_CLASS < ROWS else ROWS
     WIDTH: gl.constexpr = c_ring.shape[2]
     buffer = c_ring._reinterpret(c_ring.dtype, [ROWS, COLS], c_ring.layout)
     if STORE == "tma":
@@ -158,79 +113,57 @@ def ws_store(
         fence_async_shared()
         gluon_barrier()
         for panel in gl.static_range(COLS // WIDTH):
-            for part in gl.static_range(ROWS // SLICE):
-                shift = (c_align[0] + (FIRST + part * SLICE) // PER_CLASS * c_align[1]) % (WIDTH // 8)
-                place = [row // M_CLASSES + (FIRST + part * SLICE) % PER_CLASS, col + panel * WIDTH + shift]
-                target = c[(FIRST + part * SLICE) // PER_CLASS]
-                tma_store(target, place, c_ring.index(panel * (ROWS // SLICE) + part))
+            tma_store(c, [row, col + panel * WIDTH], c_ring.index(panel))
     else:
+        gluon_barrier()
         buffer.store(x.to(c_ring.dtype))
+        gluon_barrier()
         if STORE == "row":
             layout: gl.constexpr = gl.BlockedLayout([1, 1], [1, 32], [4, 1], [1, 0])
         else:
             layout: gl.constexpr = gl.BlockedLayout([1, 1], [32, 1], [1, 4], [0, 1])
         tile = buffer.load(layout)
-        rows = ws_rows(row, gl.SliceLayout(1, layout), ROWS, FIRST, BLOCK_M, M_CLASSES)[:, None]
+        rows = (row + gl.arange(0, ROWS, gl.SliceLayout(1, layout)))[:, None]
         cols = (col + gl.arange(0, COLS, gl.SliceLayout(0, layout)))[None, :]
         places = out + rows.to(gl.int64) * stride_cm + cols.to(gl.int64) * stride_cn
         gl.store(places, tile, mask=(rows < M) & (cols < N))
 
 
 @gluon.jit
-def ws_finish(
-    x, c, c_align, c_ring, out, operands, row, col, M, N, stride_cm, stride_cn,
-    FIRST: gl.constexpr, BLOCK_M: gl.constexpr, M_CLASSES: gl.constexpr, STORE: gl.constexpr, STEPS: gl.constexpr,
-):  # fmt: skip
-    """Epilogue and store of one tile without a pair step."""
-    layout: gl.constexpr = x.type.layout
-    rows = ws_rows(row, gl.SliceLayout(1, layout), x.shape[0], FIRST, BLOCK_M, M_CLASSES)
-    cols = col + gl.arange(0, x.shape[1], gl.SliceLayout(0, layout))
-    x = finish(x, operands, 0, rows, cols, M, N, STEPS)
-    ws_store(x, c, c_align, c_ring, out, row, col, M, N, stride_cm, stride_cn, FIRST, BLOCK_M, M_CLASSES, STORE)
-
-
-@gluon.jit
 def ws_epilogue(
-    acc, c, c_align, c_ring, out, operands, row, col, M, N, stride_cm, stride_cn,
-    FIRST: gl.constexpr, BLOCK_M: gl.constexpr, M_CLASSES: gl.constexpr, N_CLASSES: gl.constexpr,
+    acc, c, c_ring, out, operands, row, col, M, N, stride_cm, stride_cn,
     SUBTILE: gl.constexpr, PAIRED: gl.constexpr, STORE: gl.constexpr, STEPS: gl.constexpr,
 ):  # fmt: skip
-    """Epilogue and store of a warpgroup's accumulator, in SUBTILE parts."""
+    """Epilogue and store of a warpgroup's accumulator at (row, col), in SUBTILE parts."""
     if PAIRED:
         left, right = ws_halves(acc)
-        left = ws_in_order(left, N_CLASSES)
-        right = ws_in_order(right, N_CLASSES)
-        layout: gl.constexpr = left.type.layout
-        rows = ws_rows(row, gl.SliceLayout(1, layout), left.shape[0], FIRST, BLOCK_M, M_CLASSES)
-        cols = col + gl.arange(0, left.shape[1], gl.SliceLayout(0, layout))
+        rows = row + gl.arange(0, left.shape[0], gl.SliceLayout(1, left.type.layout))
+        cols = col + gl.arange(0, left.shape[1], gl.SliceLayout(0, left.type.layout))
         x = finish_pair(left, right, operands, 0, rows, cols, M, N, STEPS)
-        ws_store(x, c, c_align, c_ring, out, row, col, M, N, stride_cm, stride_cn, FIRST, BLOCK_M, M_CLASSES, STORE)
+        ws_store(x, c, c_ring, out, row, col, M, N, stride_cm, stride_cn, STORE)
+    elif SUBTILE == 1:
+        rows = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
+        cols = col + gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
+        x = finish(acc, operands, 0, rows, cols, M, N, STEPS)
+        ws_store(x, c, c_ring, out, row, col, M, N, stride_cm, stride_cn, STORE)
     else:
-        acc = ws_in_order(acc, N_CLASSES)
-        if SUBTILE == 1:
-            ws_finish(
-                acc, c, c_align, c_ring, out, operands, row, col, M, N, stride_cm, stride_cn,
-                FIRST, BLOCK_M, M_CLASSES, STORE, STEPS,
-            )  # fmt: skip
-        else:
-            left, right = ws_halves(acc)
-            ws_epilogue(
-                left, c, c_align, c_ring, out, operands, row, col, M, N, stride_cm, stride_cn,
-                FIRST, BLOCK_M, M_CLASSES, 1, SUBTILE // 2, False, STORE, STEPS,
-            )  # fmt: skip
-            ws_epilogue(
-                right, c, c_align, c_ring, out, operands, row, col + left.shape[1], M, N, stride_cm, stride_cn,
-                FIRST, BLOCK_M, M_CLASSES, 1, SUBTILE // 2, False, STORE, STEPS,
-            )  # fmt: skip
+        left, right = ws_halves(acc)
+        ws_epilogue(
+            left, c, c_ring, out, operands, row, col, M, N, stride_cm, stride_cn, SUBTILE // 2, False, STORE, STEPS
+        )  # fmt: skip
+        ws_epilogue(
+            right, c, c_ring, out, operands, row, col + left.shape[1], M, N, stride_cm, stride_cn,
+            SUBTILE // 2, False, STORE, STEPS,
+        )  # fmt: skip
 
 
 @gluon.jit
 def ws_consumer(
-    WHICH: gl.constexpr, c, c_align, out, operands, a_ring, b_ring, c_ring, full, empty, order, M, N, K,
+    WHICH: gl.constexpr, c, out, operands, a_ring, b_ring, c_ring, full, empty, order, M, N, K,
     stride_cm, stride_cn,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
-    A_ROW: gl.constexpr, B_ROW: gl.constexpr, M_CLASSES: gl.constexpr, N_CLASSES: gl.constexpr,
-    PINGPONG: gl.constexpr, SUBTILE: gl.constexpr, PAIRED: gl.constexpr, STORE: gl.constexpr, STEPS: gl.constexpr,
+    A_ROW: gl.constexpr, B_ROW: gl.constexpr, PINGPONG: gl.constexpr, SUBTILE: gl.constexpr, PAIRED: gl.constexpr,
+    STORE: gl.constexpr, STEPS: gl.constexpr,
 ):  # fmt: skip
     SHARE: gl.constexpr = 1 if PINGPONG else 2
     ROWS: gl.constexpr = BLOCK_M // SHARE
@@ -262,81 +195,67 @@ def ws_consumer(
         acc = warpgroup_mma_init(gl.zeros((ROWS, BLOCK_N), gl.float32, layout))
         if PINGPONG:
             # the other must have met all of its stages first: a barrier tells only odd phases from even ones
-            mbarrier.wait(order.index(WHICH), (mine & 1) ^ (1 - WHICH))
+            mbarrier.wait(order.index(WHICH), mine ^ (1 - WHICH))
         acc = ws_multiply(a_tiles, b_tiles, FIRST // ROWS, SHARE, full, empty, turn, k_steps, acc, STAGES, A_ROW, B_ROW)
         if PINGPONG:
             mbarrier.arrive(order.index(1 - WHICH), count=1)
         acc = warpgroup_mma_wait(0, deps=(acc,))
         mbarrier.arrive(empty.index((turn + k_steps - 1) % STAGES), count=1)
         ws_epilogue(
-            acc, c, c_align, c_ring, out, operands, tile_m * BLOCK_M, tile_n * COLS, M, N, stride_cm, stride_cn,
-            FIRST, BLOCK_M, M_CLASSES, N_CLASSES, SUBTILE, PAIRED, STORE, STEPS,
+            acc, c, c_ring, out, operands, tile_m * BLOCK_M + FIRST, tile_n * COLS, M, N, stride_cm, stride_cn,
+            SUBTILE, PAIRED, STORE, STEPS,
         )  # fmt: skip
         turn += k_steps * (2 if PINGPONG else 1)
-        mine += 1
+        mine ^= 1
     if STORE == "tma":
         tma.store_wait(0)
 
 
 @gluon.jit
 def ws_consumer_0(
-    c, c_align, out, operands, a_ring, b_ring, c_ring, full, empty, order, M, N, K, stride_cm, stride_cn,
+    c, out, operands, a_ring, b_ring, c_ring, full, empty, order, M, N, K, stride_cm, stride_cn,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
-    A_ROW: gl.constexpr, B_ROW: gl.constexpr, M_CLASSES: gl.constexpr, N_CLASSES: gl.constexpr,
-    PINGPONG: gl.constexpr, SUBTILE: gl.constexpr, PAIRED: gl.constexpr, STORE: gl.constexpr, STEPS: gl.constexpr,
+    A_ROW: gl.constexpr, B_ROW: gl.constexpr, PINGPONG: gl.constexpr, SUBTILE: gl.constexpr, PAIRED: gl.constexpr,
+    STORE: gl.constexpr, STEPS: gl.constexpr,
 ):  # fmt: skip
     ws_consumer(
-        0, c, c_align, out, operands, a_ring, b_ring, c_ring, full, empty, order, M, N, K, stride_cm, stride_cn,
-        BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP_M, A_ROW, B_ROW, M_CLASSES, N_CLASSES,
-        PINGPONG, SUBTILE, PAIRED, STORE, STEPS,
+        0, c, out, operands, a_ring, b_ring, c_ring, full, empty, order, M, N, K, stride_cm, stride_cn,
+        BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP_M, A_ROW, B_ROW, PINGPONG, SUBTILE, PAIRED, STORE, STEPS,
     )  # fmt: skip
 
 
 @gluon.jit
 def ws_consumer_1(
-    c, c_align, out, operands, a_ring, b_ring, c_ring, full, empty, order, M, N, K, stride_cm, stride_cn,
+    c, out, operands, a_ring, b_ring, c_ring, full, empty, order, M, N, K, stride_cm, stride_cn,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
-    A_ROW: gl.constexpr, B_ROW: gl.constexpr, M_CLASSES: gl.constexpr, N_CLASSES: gl.constexpr,
-    PINGPONG: gl.constexpr, SUBTILE: gl.constexpr, PAIRED: gl.constexpr, STORE: gl.constexpr, STEPS: gl.constexpr,
+    A_ROW: gl.constexpr, B_ROW: gl.constexpr, PINGPONG: gl.constexpr, SUBTILE: gl.constexpr, PAIRED: gl.constexpr,
+    STORE: gl.constexpr, STEPS: gl.constexpr,
 ):  # fmt: skip
     ws_consumer(
-        1, c, c_align, out, operands, a_ring, b_ring, c_ring, full, empty, order, M, N, K, stride_cm, stride_cn,
-        BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP_M, A_ROW, B_ROW, M_CLASSES, N_CLASSES,
-        PINGPONG, SUBTILE, PAIRED, STORE, STEPS,
+        1, c, out, operands, a_ring, b_ring, c_ring, full, empty, order, M, N, K, stride_cm, stride_cn,
+        BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP_M, A_ROW, B_ROW, PINGPONG, SUBTILE, PAIRED, STORE, STEPS,
     )  # fmt: skip
 
 
 @gluon.jit
 def matmul_warp_specialized(
-    a0, a1, a2, a3, a4, a5, a6, a7, b0, b1, b2, b3, b4, b5, b6, b7, r0, r1, r2, r3, r4, r5, r6, r7,
-    c0, c1, c2, c3, c4, c5, c6, c7, a_align, b_align, right_align, c_align, out, operands, M, N, K, stride_cm, stride_cn,
+    a, b, c, out, operands, M, N, K, stride_cm, stride_cn,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr, GROUP_M: gl.constexpr,
-    A_ROW: gl.constexpr, B_ROW: gl.constexpr, M_CLASSES: gl.constexpr, N_CLASSES: gl.constexpr,
-    K_CLASSES: gl.constexpr, PINGPONG: gl.constexpr, SUBTILE: gl.constexpr, PAIRED: gl.constexpr,
+    A_ROW: gl.constexpr, B_ROW: gl.constexpr, PINGPONG: gl.constexpr, SUBTILE: gl.constexpr, PAIRED: gl.constexpr,
     STORE: gl.constexpr, STEPS: gl.constexpr,
 ):  # fmt: skip
-    """a0, ..., b0, ..., r0, ..., c0, ... are the classes of a, b, b's right half (paired) and out; N counts out's
-    columns."""
-    A_CLASSES: gl.constexpr = M_CLASSES if A_ROW else K_CLASSES
-    B_CLASSES: gl.constexpr = K_CLASSES if B_ROW else N_CLASSES
-    PER_16: gl.constexpr = 128 // a0.dtype.primitive_bitwidth
-    WIDTH: gl.constexpr = 8 * PER_16
-    A_BOX: gl.constexpr = (BLOCK_M if A_ROW else BLOCK_K) // A_CLASSES
-    B_BOX: gl.constexpr = (BLOCK_K if B_ROW else BLOCK_N // 2 if PAIRED else BLOCK_N) // B_CLASSES
+    """N counts out's columns; the right half of a gated product's b begins there."""
+    WIDTH: gl.constexpr = 1024 // a.dtype.primitive_bitwidth
+    A_BOX: gl.constexpr = BLOCK_M if A_ROW else BLOCK_K
+    B_BOX: gl.constexpr = BLOCK_K if B_ROW else BLOCK_N // 2 if PAIRED else BLOCK_N
     ROWS: gl.constexpr = BLOCK_M if PINGPONG else BLOCK_M // 2
-    C_BOX: gl.constexpr = BLOCK_M // M_CLASSES if BLOCK_M // M_CLASSES < ROWS else ROWS
     C_WIDTH: gl.constexpr = 1024 // out.dtype.element_ty.primitive_bitwidth
     C_COLS: gl.constexpr = (BLOCK_N // 2 if PAIRED else BLOCK_N) // SUBTILE
-    C_SLOTS: gl.constexpr = ROWS * C_COLS // (C_BOX * C_WIDTH)
     c_layout: gl.constexpr = gl.NVMMASharedLayout(128, out.dtype.element_ty.primitive_bitwidth, 2)
-    a_ring = gl.allocate_shared_memory(
-        a0.dtype, [STAGES * BLOCK_M * BLOCK_K // (A_BOX * WIDTH), A_BOX, WIDTH], a0.layout
-    )
-    b_ring = gl.allocate_shared_memory(
-        b0.dtype, [STAGES * BLOCK_N * BLOCK_K // (B_BOX * WIDTH), B_BOX, WIDTH], b0.layout
-    )
-    c_ring_0 = gl.allocate_shared_memory(out.dtype.element_ty, [C_SLOTS, C_BOX, C_WIDTH], c_layout)
-    c_ring_1 = gl.allocate_shared_memory(out.dtype.element_ty, [C_SLOTS, C_BOX, C_WIDTH], c_layout)
+    a_ring = gl.allocate_shared_memory(a.dtype, [STAGES * BLOCK_M * BLOCK_K // (A_BOX * WIDTH), A_BOX, WIDTH], a.layout)
+    b_ring = gl.allocate_shared_memory(b.dtype, [STAGES * BLOCK_N * BLOCK_K // (B_BOX * WIDTH), B_BOX, WIDTH], b.layout)
+    c_ring_0 = gl.allocate_shared_memory(out.dtype.element_ty, [C_COLS // C_WIDTH, ROWS, C_WIDTH], c_layout)
+    c_ring_1 = gl.allocate_shared_memory(out.dtype.element_ty, [C_COLS // C_WIDTH, ROWS, C_WIDTH], c_layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     order = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
@@ -345,33 +264,27 @@ def matmul_warp_specialized(
         mbarrier.init(empty.index(i), count=1 if PINGPONG else 2)
     for i in gl.static_range(2):
         mbarrier.init(order.index(i), count=1)
-    a = (a0, a1, a2, a3, a4, a5, a6, a7)
-    b = (b0, b1, b2, b3, b4, b5, b6, b7)
-    b_right = (r0, r1, r2, r3, r4, r5, r6, r7)
-    c = (c0, c1, c2, c3, c4, c5, c6, c7)
     gl.warp_specialize(
         [
             (
                 ws_consumer_0,
                 (
-                    c, c_align, out, operands, a_ring, b_ring, c_ring_0, full, empty, order, M, N, K,
-                    stride_cm, stride_cn, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP_M, A_ROW, B_ROW,
-                    M_CLASSES, N_CLASSES, PINGPONG, SUBTILE, PAIRED, STORE, STEPS,
+                    c, out, operands, a_ring, b_ring, c_ring_0, full, empty, order, M, N, K, stride_cm, stride_cn,
+                    BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP_M, A_ROW, B_ROW, PINGPONG, SUBTILE, PAIRED, STORE, STEPS,
                 ),
             ),
             (
                 ws_consumer_1,
                 (
-                    c, c_align, out, operands, a_ring, b_ring, c_ring_1, full, empty, order, M, N, K,
-                    stride_cm, stride_cn, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP_M, A_ROW, B_ROW,
-                    M_CLASSES, N_CLASSES, PINGPONG, SUBTILE, PAIRED, STORE, STEPS,
+                    c, out, operands, a_ring, b_ring, c_ring_1, full, empty, order, M, N, K, stride_cm, stride_cn,
+                    BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP_M, A_ROW, B_ROW, PINGPONG, SUBTILE, PAIRED, STORE, STEPS,
                 ),
             ),
             (
                 ws_producer,
                 (
-                    a, b, b_right, a_align, b_align, right_align, a_ring, b_ring, full, empty, M, N, K,
-                    BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP_M, A_ROW, B_ROW, A_CLASSES, B_CLASSES, PAIRED, PER_16,
+                    a, b, a_ring, b_ring, full, empty, M, N, K,
+                    BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUP_M, A_ROW, B_ROW, PAIRED,
                 ),
             ),
         ],
@@ -380,37 +293,23 @@ def matmul_warp_specialized(
     )  # fmt: skip
 
 
-def classes_of(tensor):
-    """Into how many classes of rows [R, C] (unit stride in C) must fall for each to be a legal TMA tensor."""
-    per_16 = 16 // tensor.element_size()
-    return per_16 // math.gcd(tensor.stride(0), per_16)
-
-
-def class_views(tensor, classes):
-    """(views, start, step) of a tensor [R, C] with unit stride in C: view i begins at the aligned address at or below
-    row i's first element, (start + i * step) % per_16 elements before it, and holds rows i, i + classes, ..."""
-    rows, columns = tensor.shape
-    per_16 = 16 // tensor.element_size()
-    # meta tensors have no address
-    start = (tensor.data_ptr() // tensor.element_size() or tensor.storage_offset()) % per_16
-    step = tensor.stride(0) % per_16
-    views = []
-    for i in range(classes):
-        shift = (start + i * step) % per_16
-        size = (triton.cdiv(rows - i, classes), columns + shift)
-        offset = tensor.storage_offset() + i * tensor.stride(0) - shift
-        views.append(tensor.as_strided(size, (classes * tensor.stride(0), 1), offset))
-    return views, start, step
-
-
-def descriptors(tensor, classes, box_rows):
-    """(eight descriptors, None for those beyond `classes`; (start, step) of their shifts) of a tensor [R, C], for
-    boxes of box_rows rows of 128 bytes."""
-    views, start, step = class_views(tensor, classes)
+def panel_descriptor(tensor, rows):
+    """A descriptor of a tensor [R, C] with unit stride in C, for boxes of `rows` rows of 128 bytes."""
     layout = gl.NVMMASharedLayout(128, 8 * tensor.element_size(), 2)
-    box = [box_rows, 128 // tensor.element_size()]
-    made = [GluonDescriptor(v, list(v.shape), list(v.stride()), box, layout) for v in views]
-    return made + [None] * (MOST_CLASSES - classes), (start, step)
+    return GluonDescriptor(
+        tensor, list(tensor.shape), list(tensor.stride()), [rows, 128 // tensor.element_size()], layout
+    )
+
+
+def ws_operand(tensor, rows, columns, repack):
+    """(is row-major, descriptor, launches) of an operand of which tiles are rows x columns."""
+    launches = []
+    row_major = tensor.stride(1) == 1
+    lines, outer = (tensor, rows) if row_major else (tensor.T, columns)
+    if repack and (lines.stride(0) * lines.element_size() % 16 or lines.data_ptr() % 16):
+        lines, launch = packed(lines)
+        launches.append(launch)
+    return row_major, panel_descriptor(lines, outer), launches
 
 
 def ws_programs(tensor, tiles):
@@ -424,33 +323,22 @@ def plan(inputs, out, knobs, epilogue):
     """Launches that write epilogue(a @ b) to out. inputs: a [M, K], b [K, N] and the epilogue's operands."""
     a, b = inputs["a"], inputs["b"]
     (m, k), n = a.shape, out.shape[1]
+    if out.numel() == 0:
+        return []
     block_m, block_n, block_k = (knobs[name] for name in ("block_m", "block_n", "block_k"))
-    a_row, b_row, paired, pingpong = (
-        a.stride(1) == 1,
-        b.stride(1) == 1,
-        is_paired(epilogue),
-        knobs["mode"] == "pingpong",
-    )
-    a_lines, b_lines = a if a_row else a.T, b if b_row else b.T
-    m_classes = max(classes_of(a_lines) if a_row else 1, classes_of(out) if out.stride(1) == 1 else 1)
-    n_classes = 1 if b_row else classes_of(b_lines)
-    k_classes = max(1 if a_row else classes_of(a_lines), classes_of(b_lines) if b_row else 1)
-    a_box = block_m // m_classes if a_row else block_k // k_classes
-    b_box = block_k // k_classes if b_row else block_n // (2 if paired else 1) // n_classes
-    a_parts, a_align = descriptors(a_lines, m_classes if a_row else k_classes, a_box)
-    lefts = (b[:, :n], b[:, n:]) if paired else (b,)
-    b_parts = [descriptors(x if b_row else x.T, k_classes if b_row else n_classes, b_box) for x in lefts]
-    right, right_align = b_parts[1] if paired else ([None] * MOST_CLASSES, (0, 0))
-    rows = block_m if pingpong else block_m // 2
-    store = "tma" if out.stride(1) == 1 else "col"
-    c_parts, c_align = [None] * MOST_CLASSES, (0, 0)
-    if store == "tma":
-        c_parts, c_align = descriptors(out, m_classes, min(rows, block_m // m_classes))
+    paired, pingpong = is_paired(epilogue), knobs["mode"] == "pingpong"
+    halves = 2 if paired else 1
+    a_row, a_desc, a_launches = ws_operand(a, block_m, block_k, knobs["repack"])
+    b_row, b_desc, b_launches = ws_operand(b, block_k, block_n, knobs["repack"])
+    # TMA writes whole pieces of 16 bytes: at the end of a row that is no such multiple it would run over
+    whole = all(x * out.element_size() % 16 == 0 for x in (n, out.stride(0))) and out.data_ptr() % 16 == 0
+    store = "col" if out.stride(1) != 1 else "tma" if whole else "row"
+    c_desc = panel_descriptor(out, block_m if pingpong else block_m // 2) if store == "tma" else None
     steps, operands = chain_of(inputs, epilogue)
-    tiles = triton.cdiv(m, block_m) * triton.cdiv(n, block_n // (2 if paired else 1))
+    tiles = triton.cdiv(m, block_m) * triton.cdiv(n, block_n)
     args = (
-        *a_parts, *b_parts[0][0], *right, *c_parts, a_align, b_parts[0][1], right_align, c_align, out, operands,
-        m, n, k, *out.stride(), block_m, block_n, block_k, knobs["num_stages"], knobs["group_m"], a_row, b_row,
-        m_classes, n_classes, k_classes, pingpong, knobs["subtile"], paired, store, steps,
+        a_desc, b_desc, c_desc, out, operands, m, n, k, *out.stride(), block_m, halves * block_n, block_k,
+        knobs["num_stages"], knobs["group_m"], a_row, b_row, pingpong, knobs["subtile"], paired, store, steps,
     )  # fmt: skip
-    return [(matmul_warp_specialized, (ws_programs(a, tiles),), args, {"num_warps": 4})]
+    main = (matmul_warp_specialized, (ws_programs(a, tiles),), args, {"num_warps": 4})
+    return [*a_launches, *b_launches, main]
