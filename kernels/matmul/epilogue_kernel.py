@@ -13,11 +13,13 @@ PAIRS = ("swiglu", "geglu", "glu")
 
 @triton.constexpr_function
 def step_count(steps):
+    """How many steps a chain has."""
     return len(steps.split(",")) if steps else 0
 
 
 @triton.constexpr_function
 def step_at(steps, position):
+    """The step at a position of a chain."""
     return steps.split(",")[position]
 
 
@@ -102,6 +104,7 @@ def operation_of(step):
 
 @triton.constexpr_function
 def where_of(step):
+    """How a step's operand lies over the tile."""
     return "mn" if step == "gelu_backward" else step.split("_")[1]
 
 

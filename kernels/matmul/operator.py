@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import itertools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -112,11 +113,10 @@ class MatmulOperator:
         from kernelwright.kernels.matmul.reference import finished
 
         p = problem_of(workload)
-        a, b = (inputs.values(p, operands, name) for name in ("a", "b"))
         if p.groups:
-            product = _grouped_product(workload, a, b, operands["offsets"].tolist())
+            product = _grouped_product(workload, operands)
         else:
-            product = _checked_product(workload, a, b)
+            product = _checked_product(workload, *(inputs.values(p, operands, name) for name in ("a", "b")))
         return finished(inputs.scaled(p, operands, product), operands, p.epilogue)
 
     def vendor(self, workload: Workload, operands: Inputs) -> tuple[str, Callable[[], Any]] | None:
@@ -144,11 +144,13 @@ def _checked_product(workload: Workload, a: torch.Tensor, b: torch.Tensor) -> to
     return product
 
 
-def _grouped_product(workload: Workload, a: torch.Tensor, b: torch.Tensor, ends: list[int]) -> torch.Tensor:
+def _grouped_product(workload: Workload, operands: Inputs) -> torch.Tensor:
+    """The products of the experts one after the other, each widened only when its turn comes."""
     import torch
 
-    starts = [0, *ends[:-1]]
-    parts = [_checked_product(workload, a[s:e], b[g]) for g, (s, e) in enumerate(zip(starts, ends, strict=True))]
+    a, b, ends = operands["a"], operands["b"], operands["offsets"].tolist()
+    bounds = enumerate(itertools.pairwise([0, *ends]))
+    parts = [_checked_product(workload, a[s:e].double(), b[g].double()) for g, (s, e) in bounds]
     return torch.cat(parts)
 
 

@@ -8,6 +8,7 @@ from kernelwright.kernels.matmul.template import (
     element_bytes,
     needs_turning,
     number,
+    over,
     plain_constraint,
     split_choices,
     split_constraint,
@@ -15,6 +16,7 @@ from kernelwright.kernels.matmul.template import (
     tma_constraint,
 )
 from kernelwright.kernels.matmul.workload import Problem
+from kernelwright.kernels.precision import PARTS
 from kernelwright.kernels.space import Constraint, Knob
 from kernelwright.types import DTYPES, DeviceSpec
 
@@ -72,17 +74,28 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
             f"group_m {knobs['group_m']} for {rows} rows of tiles" if number(knobs, "group_m") > max(4, rows) else None
         )
 
+    return [
+        plain_constraint(problem, device),
+        tma_constraint(problem, device, ("a", "b")),
+        split_constraint(problem, device),
+        Constraint("residency", residency),
+        Constraint("operands", operands),
+        Constraint("order", order),
+        *_sums(problem),
+    ]
+
+
+def _sums(problem: Problem) -> list[Constraint]:
+    """How operands are copied, what stands in registers, and how parts of a sum meet."""
+
     def copies(knobs: Knobs) -> str | None:
         return "copies single matrices, not batches" if knobs["repack"] and problem.batched else None
 
     def parts(knobs: Knobs) -> str | None:
-        several = str(knobs["precision"]) in ("tf32x3", "bf16x3", "bf16x6")
         # the parts of an operand stand in registers beside the accumulator
+        each = number(knobs, "block_m") * number(knobs, "block_n") / (32 * number(knobs, "num_warps"))
         return (
-            "an accumulator of that size leaves no registers for an operand's parts"
-            if several
-            and number(knobs, "block_m") * number(knobs, "block_n") > 128 * 32 * number(knobs, "num_warps") // 2
-            else None
+            over(each, 64, "accumulators a thread beside the operands' parts") if knobs["precision"] in PARTS else None
         )
 
     def combine(knobs: Knobs) -> str | None:
@@ -99,16 +112,10 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         return "a gated unit cannot be made of partial sums" if split else None
 
     return [
-        plain_constraint(problem, device),
         Constraint("combine", combine),
         Constraint("pairs", pairs),
         Constraint("copies", copies),
         Constraint("parts", parts),
-        tma_constraint(problem, device, ("a", "b")),
-        split_constraint(problem, device),
-        Constraint("residency", residency),
-        Constraint("operands", operands),
-        Constraint("order", order),
     ]
 
 

@@ -19,8 +19,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 
 from kernelwright.kernels.matmul.epilogue_kernel import chain_of, finish, finish_pair, is_paired, tile_of
-from kernelwright.kernels.matmul.gluon_names_kernel import gluon_barrier, tma_load, tma_store
 from kernelwright.kernels.matmul.pack_kernel import packed
+
+# triton 3.6 has the second name of each pair, 3.8 the first
+gluon_barrier = getattr(gl, "barrier", None) or gl.thread_barrier
+tma_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+tma_store = getattr(tma, "async_store", None) or tma.async_copy_shared_to_global
 
 
 @gluon.jit

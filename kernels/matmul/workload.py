@@ -265,6 +265,8 @@ def _check_types(a: str, b: str, out: str, scaling: str) -> None:
             raise UnsupportedDtype(f"matmul computes {', '.join(types)}; dtype of {name} is {dtype!r}{hint}")
     if out not in FLOATS:
         raise UnsupportedDtype(f"matmul writes {', '.join(FLOATS)}; dtype of out is {out!r}")
+    if scaling == "mx" and a in FLOATS and b != "fp4":
+        raise UnsupportedDtype(f"under scaling mx a 16-bit operand goes with fp4 weights, got {a} and {b}")
     if scaling in ("", "tensor", "row") and a != b and not (a in FP8 and b in FP8):
         raise UnsupportedDtype(f"a and b must have one dtype, got {a} and {b}; cast one of them first")
 

@@ -187,8 +187,9 @@ class Workload(_Value):
         types = "/".join(dict.fromkeys(self.dtypes.values()))
         layouts = ",".join(f"{k}:{v}" for k, v in self.layouts.items())
         tail = "+" + "+".join(self.epilogue) if self.epilogue else ""
+        more = "".join(f" {name}={value}" for name, value in self.attributes.items())
         budget = f" error<={self.error_budget:g}" if self.error_budget is not None else ""
-        return f"{self.operator}[{dims}] {types} {layouts}{tail}{budget}"
+        return f"{self.operator}[{dims}] {types} {layouts}{tail}{more}{budget}"
 
 
 @dataclasses.dataclass(frozen=True)
