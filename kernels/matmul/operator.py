@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 from kernelwright.errors import IllegalSchedule, NoWorkingSchedule
 from kernelwright.kernels.matmul import inputs
+from kernelwright.kernels.matmul.grouped import GROUPED, GROUPED_POINTER
 from kernelwright.kernels.matmul.persistent_tma import PERSISTENT_TMA
 from kernelwright.kernels.matmul.pointer import POINTER
 from kernelwright.kernels.matmul.skinny import SKINNY
+from kernelwright.kernels.matmul.stream_k import STREAM_K
 from kernelwright.kernels.matmul.template import MatmulTemplate
 from kernelwright.kernels.matmul.vendor import vendor_call
 from kernelwright.kernels.matmul.warp_specialized import WARP_SPECIALIZED
@@ -24,10 +26,13 @@ from kernelwright.types import DeviceSpec, Schedule, Workload
 if TYPE_CHECKING:
     import torch
 
-TEMPLATES: dict[str, MatmulTemplate] = {t.name: t for t in (POINTER, PERSISTENT_TMA, SKINNY, WARP_SPECIALIZED)}
+TEMPLATES: dict[str, MatmulTemplate] = {
+    template.name: template
+    for template in (POINTER, PERSISTENT_TMA, SKINNY, WARP_SPECIALIZED, STREAM_K, GROUPED, GROUPED_POINTER)
+}
 
 
-PORTABLE = ("pointer",)
+PORTABLE = ("pointer", "grouped_pointer")
 """Templates that run on every GPU, the most general first."""
 
 

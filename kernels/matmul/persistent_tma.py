@@ -63,11 +63,6 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         limit = device.shared_memory_bytes
         return f"{per_sm} blocks need {total} bytes of shared memory, {limit} there" if total > limit else None
 
-    def operands(knobs: Knobs) -> str | None:
-        wide = element_bytes(problem) > 2
-        inner = number(knobs, "block_k") * element_bytes(problem)
-        return f"a tile's rows of {inner} bytes are too long for 4-byte elements" if wide and inner > 256 else None
-
     def order(knobs: Knobs) -> str | None:
         rows = -(-problem.m // number(knobs, "block_m"))
         return (
@@ -79,24 +74,14 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         tma_constraint(problem, device, ("a", "b")),
         split_constraint(problem, device),
         Constraint("residency", residency),
-        Constraint("operands", operands),
         Constraint("order", order),
         *_sums(problem),
+        *needs_room(problem),
     ]
 
 
 def _sums(problem: Problem) -> list[Constraint]:
-    """How operands are copied, what stands in registers, and how parts of a sum meet."""
-
-    def copies(knobs: Knobs) -> str | None:
-        return "copies single matrices, not batches" if knobs["repack"] and problem.batched else None
-
-    def parts(knobs: Knobs) -> str | None:
-        # the parts of an operand stand in registers beside the accumulator
-        each = number(knobs, "block_m") * number(knobs, "block_n") / (32 * number(knobs, "num_warps"))
-        return (
-            over(each, 64, "accumulators a thread beside the operands' parts") if knobs["precision"] in PARTS else None
-        )
+    """How parts of a sum meet."""
 
     def combine(knobs: Knobs) -> str | None:
         if knobs["combine"] == "parts":
@@ -114,6 +99,29 @@ def _sums(problem: Problem) -> list[Constraint]:
     return [
         Constraint("combine", combine),
         Constraint("pairs", pairs),
+    ]
+
+
+def needs_room(problem: Problem) -> list[Constraint]:
+    """Limits on operands that are copied by TMA tile by tile, shared with other templates."""
+
+    def operands(knobs: Knobs) -> str | None:
+        wide = element_bytes(problem) > 2
+        inner = number(knobs, "block_k") * element_bytes(problem)
+        return f"a tile's rows of {inner} bytes are too long for 4-byte elements" if wide and inner > 256 else None
+
+    def copies(knobs: Knobs) -> str | None:
+        return "copies single matrices, not batches" if knobs["repack"] and problem.batched else None
+
+    def parts(knobs: Knobs) -> str | None:
+        # the parts of an operand stand in registers beside the accumulator
+        each = number(knobs, "block_m") * number(knobs, "block_n") / (32 * number(knobs, "num_warps"))
+        return (
+            over(each, 64, "accumulators a thread beside the operands' parts") if knobs["precision"] in PARTS else None
+        )
+
+    return [
+        Constraint("operands", operands),
         Constraint("copies", copies),
         Constraint("parts", parts),
     ]

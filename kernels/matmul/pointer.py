@@ -44,7 +44,12 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         narrow = element_bytes(problem) == 1 and number(knobs, "block_k") < 32
         return "8-bit products need a block_k of 32" if narrow else None
 
-    return [plain_constraint(problem, device), Constraint("depth", depth), split_constraint(problem, device), Constraint("order", order)]
+    return [
+        plain_constraint(problem, device),
+        Constraint("depth", depth),
+        split_constraint(problem, device),
+        Constraint("order", order),
+    ]
 
 
 POINTER = MatmulTemplate("pointer", "kernelwright.kernels.matmul.pointer_kernel", _knobs, _constraints, _shared)

@@ -24,7 +24,7 @@ def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) ->
         Knob("block_m", (64, 128), "log2"),
         Knob("block_n", (64, 128) if problem.paired else (64, 128, 256), "log2"),
         # a row of a tile is one swizzled line of 128 bytes
-        Knob("block_k", (128 // element_bytes(problem),), "log2"),
+        Knob("block_k", (1024 // DTYPES[problem.a_dtype],), "log2"),
         Knob("num_warps", (8,), "log2"),
         Knob("num_stages", (3, 4, 5, 6, 7, 8)),
         Knob("group_m", (4, 8, 16), "log2"),
