@@ -6,7 +6,7 @@ import math
 
 from kernelwright.kernels.matmul.own_limits import OwnLimits
 from kernelwright.kernels.matmul.template import Knobs, element_bytes, multiplies, number, over, tma_constraint
-from kernelwright.kernels.matmul.workload import Problem
+from kernelwright.kernels.matmul.workload import TMA_ALIGNMENT, Problem
 from kernelwright.kernels.space import Constraint, Knob
 from kernelwright.types import DTYPES, DeviceSpec
 
@@ -82,7 +82,9 @@ def _experts(problem: Problem, device: DeviceSpec) -> list[Constraint]:
 
 
 def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) -> list[Knob]:
-    stores = (1, 0) if problem.aligned("out") and problem.out.order == "row" else (0,)
+    # the bulk copy engine writes whole pieces of 16 bytes: it would run over the end of other rows
+    whole = problem.out_n * DTYPES[problem.out_dtype] % (8 * TMA_ALIGNMENT) == 0
+    stores = (1, 0) if whole and problem.aligned("out") and problem.out.order == "row" else (0,)
     return [
         Knob("block_m", (16, 32, 64, 128, 256), "log2"),
         Knob("block_n", (64, 128, 256), "log2"),
@@ -167,10 +169,25 @@ def _pointer_shared(problem: Problem, knobs: Knobs) -> int:
     return tile * number(knobs, "num_stages") * element_bytes(problem)
 
 
+def _pointer_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
+    def loads(knobs: Knobs) -> str | None:
+        if problem.aligned("a") and problem.aligned("b"):
+            return None
+        # elements that are loaded one by one pass through registers, each with its own address
+        each = _pointer_shared(problem, knobs) / number(knobs, "num_stages") / element_bytes(problem)
+        return over(each / (32 * number(knobs, "num_warps")), 32, "registers a thread for unaligned operands")
+
+    return [*_experts(problem, device), Constraint("loads", loads)]
+
+
 GROUPED = OwnLimits("grouped", "kernelwright.kernels.matmul.grouped_kernel", _knobs, _constraints, _shared)
 """Grouped matmul by the bulk copy engine: one program a multiprocessor walks over the tiles of all experts."""
 
 GROUPED_POINTER = OwnLimits(
-    "grouped_pointer", "kernelwright.kernels.matmul.grouped_pointer_kernel", _pointer_knobs, _experts, _pointer_shared
+    "grouped_pointer",
+    "kernelwright.kernels.matmul.grouped_pointer_kernel",
+    _pointer_knobs,
+    _pointer_constraints,
+    _pointer_shared,
 )
 """Grouped matmul by plain pointers: any strides, any GPU."""
