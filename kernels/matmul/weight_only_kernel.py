@@ -35,19 +35,23 @@ def widened(nibbles, kind: tl.constexpr, FP4: tl.constexpr):
 
 
 @triton.jit
-def step_scales(s_ptr, cols, group, N, K, stride_sk, stride_sn, GROUP: tl.constexpr, COUNT: tl.constexpr):
-    """fp32 scales [columns of b, COUNT] of the groups from number `group` on; bytes are powers of two (e8m0)."""
-    groups = group + tl.arange(0, COUNT)
-    inside = (cols[:, None] < N) & (groups[None, :] < K // GROUP)
+def stored_scales(s_ptr, cols, last, k, K, stride_sk, stride_sn, GROUP: tl.constexpr, COUNT: tl.constexpr):
+    """Scales as stored, [columns of b, COUNT], of the groups from k on; zero for columns from `last` on."""
+    groups = k // GROUP + tl.arange(0, COUNT)
+    inside = (cols[:, None] < last) & (groups[None, :] < K // GROUP)
     places = s_ptr + cols.to(tl.int64)[:, None] * stride_sn + groups.to(tl.int64)[None, :] * stride_sk
-    if s_ptr.dtype.element_ty == tl.uint8:
-        scales = tl.load(places, mask=inside, other=0)
+    # a zero of the pointer's own type: the interpreter cannot make a fp8 out of a number
+    return tl.load(places, mask=inside, other=tl.zeros(places.shape, s_ptr.dtype.element_ty))
+
+
+@triton.jit
+def fp32_scales(scales):
+    """What stored scales mean; bytes are powers of two (e8m0)."""
+    if scales.dtype == tl.uint8:
         # the least power of two is below fp32's normal numbers
         bits = tl.where(scales == 0, 0x400000, scales.to(tl.int32) << 23)
         scales = bits.to(tl.float32, bitcast=True)
-    else:
-        scales = tl.load(places, mask=inside, other=0.0).to(tl.float32)
-    return scales
+    return scales.to(tl.float32)
 
 
 @triton.jit
@@ -59,17 +63,16 @@ def scaled_weights(weights, scales, BLOCK_N: tl.constexpr, HALF: tl.constexpr, C
 
 @triton.jit
 def weight_product(
-    acc, w_desc, s_ptr, even, odd, col, last, k, K, stride_sk, stride_sn,
+    acc, w_desc, stored, even, odd, col, k,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, FP4: tl.constexpr,
 ):  # fmt: skip
-    """acc [BLOCK_N, BLOCK_M] plus the product of one step's weights, columns of b from `col` up to `last`."""
+    """acc [BLOCK_N, BLOCK_M] plus the product of one step's weights, columns of b from `col` on."""
     HALF: tl.constexpr = BLOCK_K // 2
     COUNT: tl.constexpr = BLOCK_K // GROUP
     packed = w_desc.load([col, k // 2])
     low = widened((packed & 15).to(tl.uint16), even.dtype, FP4)
     high = widened((packed >> 4).to(tl.uint16), even.dtype, FP4)
-    cols = col + tl.arange(0, BLOCK_N)
-    scales = step_scales(s_ptr, cols, k // GROUP, last, K, stride_sk, stride_sn, GROUP, COUNT)
+    scales = fp32_scales(stored)
     if COUNT == 1:
         part = tl.dot(low, even)
         part = tl.dot(high, odd, part)
@@ -93,21 +96,30 @@ def matmul_weight_only(
     steps = tl.cdiv(K, BLOCK_K * SPLIT_K)
     acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     right = acc
+    cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+    COUNT: tl.constexpr = BLOCK_K // GROUP
+    first = split * steps * BLOCK_K
+    # scales are asked for a step ahead: the compiler hurries only what goes straight into a product
+    stored = stored_scales(s_ptr, cols, N, first, K, stride_sk, stride_sn, GROUP, COUNT)
+    stored_right = stored
+    if PAIRED:
+        stored_right = stored_scales(s_ptr, cols + N, 2 * N, first, K, stride_sk, stride_sn, GROUP, COUNT)
     for step in range(steps):
-        k = (split * steps + step) * BLOCK_K
+        k = first + step * BLOCK_K
+        coming = stored_scales(s_ptr, cols, N, k + BLOCK_K, K, stride_sk, stride_sn, GROUP, COUNT)
         x = a_desc.load([tile_m * BLOCK_M, k])
         even, odd = tl.split(tl.reshape(x, (BLOCK_M, BLOCK_K // 2, 2)))
         acc = weight_product(
-            acc, w_desc, s_ptr, even.T, odd.T, tile_n * BLOCK_N, N, k, K, stride_sk, stride_sn,
-            BLOCK_N, BLOCK_K, GROUP, FP4,
+            acc, w_desc, stored, even.T, odd.T, tile_n * BLOCK_N, k, BLOCK_N, BLOCK_K, GROUP, FP4
         )  # fmt: skip
+        stored = coming
         if PAIRED:
+            coming = stored_scales(s_ptr, cols + N, 2 * N, k + BLOCK_K, K, stride_sk, stride_sn, GROUP, COUNT)
             right = weight_product(
-                right, w_desc, s_ptr, even.T, odd.T, N + tile_n * BLOCK_N, 2 * N, k, K, stride_sk, stride_sn,
-                BLOCK_N, BLOCK_K, GROUP, FP4,
+                right, w_desc, stored_right, even.T, odd.T, N + tile_n * BLOCK_N, k, BLOCK_N, BLOCK_K, GROUP, FP4
             )  # fmt: skip
-    cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
-    rows = tile_m * BLOCK_M + tl.arange(0, BLOCK_M)
+            stored_right = coming
     inside = (cols[:, None] < N) & (rows[None, :] < M)
     is_last = True
     if SPLIT_K > 1:
