@@ -23,7 +23,7 @@ def mean_rows(problem: Problem) -> int:
 
 
 def _power(size: int) -> int:
-    return 2 ** math.ceil(math.log2(max(size, 1)))
+    return 1 << max(size - 1, 0).bit_length()
 
 
 def _accumulators(problem: Problem, knobs: Knobs) -> float:

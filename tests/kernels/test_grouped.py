@@ -8,7 +8,7 @@ from kernelwright.kernels.build import BuildPool
 from kernelwright.kernels.device import named_device
 from kernelwright.kernels.matmul.grouped import GROUPED, GROUPED_POINTER
 from kernelwright.kernels.matmul.workload import matmul_workload
-from kernelwright.types import Workload
+from kernelwright.types import DeviceSpec, Workload
 
 H100, A100, MI300X = (named_device(name) for name in ("h100", "a100", "mi300x"))
 EXPERTS = matmul_workload(1024, 512, 256, groups=8)
@@ -60,7 +60,7 @@ def test_members_build_for_hopper(workload: Workload, knobs: dict[str, int]) -> 
 
 
 @pytest.mark.parametrize("device", [A100, MI300X], ids=lambda d: d.slug)
-def test_pointers_build_for_other_gpus(device) -> None:  # type: ignore[no-untyped-def]
+def test_pointers_build_for_other_gpus(device: DeviceSpec) -> None:
     schedule = GROUPED_POINTER.space(EXPERTS, device).members[-1]
     with BuildPool(1) as pool:
         assert pool.build(EXPERTS, schedule, device).registers > 0
