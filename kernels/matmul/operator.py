@@ -17,6 +17,7 @@ from kernelwright.kernels.matmul.stream_k import STREAM_K
 from kernelwright.kernels.matmul.template import MatmulTemplate
 from kernelwright.kernels.matmul.vendor import vendor_call
 from kernelwright.kernels.matmul.warp_specialized import WARP_SPECIALIZED
+from kernelwright.kernels.matmul.weight_only import WEIGHT_ONLY
 from kernelwright.kernels.matmul.workload import OPERANDS, Problem, problem_of
 from kernelwright.kernels.operator import Inputs, Launch, Work, bytes_of
 from kernelwright.kernels.precision import allowed, own_precision, tolerance
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 TEMPLATES: dict[str, MatmulTemplate] = {
     template.name: template
-    for template in (POINTER, PERSISTENT_TMA, SKINNY, WARP_SPECIALIZED, STREAM_K, GROUPED, GROUPED_POINTER)
+    for template in (POINTER, PERSISTENT_TMA, SKINNY, WARP_SPECIALIZED, STREAM_K, GROUPED, GROUPED_POINTER, WEIGHT_ONLY)
 }
 
 

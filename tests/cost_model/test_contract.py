@@ -82,7 +82,7 @@ def test_a_file_for_other_features_is_refused(model: CostModel, tmp_path: Path) 
     path = tmp_path / "model.json"
     model.save(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), "feature_version": 0}))
-    with pytest.raises(ModelMismatch, match="features of version 1, got 0"):
+    with pytest.raises(ModelMismatch, match="features of version 2, got 0"):
         load_model(path)
 
 

@@ -27,7 +27,7 @@ def column(name: str, workload: Workload, device: DeviceSpec, schedule: Schedule
 
 def test_columns_belong_to_the_feature_version() -> None:
     """When this fails because a column changed: raise FEATURE_VERSION, train the packaged model again."""
-    assert (FEATURE_VERSION, digest(list(feature_names("matmul")))) == (1, "a591f7cc895ad066d3df")
+    assert (FEATURE_VERSION, digest(list(feature_names("matmul")))) == (2, "c68dcb90bf456191d930")
 
 
 def test_one_row_a_schedule_and_one_column_a_name(
@@ -56,7 +56,7 @@ def test_schedules_that_differ_have_rows_that_differ(
 @given(
     dims=st.tuples(*[st.sampled_from([0, 1, 2, 15, 16, 1000, 4096, 131072, 2**31])] * 3),
     dtype=st.sampled_from(["fp32", "fp16", "bf16", "fp8e4m3", "int8"]),
-    layout=st.sampled_from(["row", "col", "row:2147483649", "col:7"]),
+    layout=st.sampled_from(["row", "col", "row:2147483649", "col:2147483649"]),
     epilogue=st.sampled_from([(), ("bias",), ("bias", "gelu")]),
 )
 def test_always_finite(
