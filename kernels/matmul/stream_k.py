@@ -77,6 +77,11 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         part = number(knobs, "block_n") // number(knobs, "subtile")
         return f"a part of {part} columns is too narrow to be worth a store of its own" if part < 32 else None
 
+    def multiply_adds(knobs: Knobs) -> str | None:
+        each = number(knobs, "block_m") * number(knobs, "block_n") / (32 * number(knobs, "num_warps"))
+        # without matrix units both operands stand in registers beside the sums
+        return over(each, 32, "accumulators a thread beside the operands") if knobs["precision"] == "ieee" else None
+
     return [
         plain_constraint(problem, device),
         tma_constraint(problem, device, ("a", "b")),
@@ -84,6 +89,7 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         Constraint("room", room),
         Constraint("order", order),
         Constraint("columns", columns),
+        Constraint("multiply_adds", multiply_adds),
         *needs_room(problem),
     ]
 
