@@ -1,0 +1,399 @@
+"""The warp-specialised template without a GPU: its own barrier code run by simulated warps, its builds, its space."""
+
+from __future__ import annotations
+
+import importlib
+import random
+import threading
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+
+from kernelwright.kernels import triton_adapter
+from kernelwright.kernels.device import named_device
+from kernelwright.kernels.matmul.operator import MATMUL
+from kernelwright.kernels.matmul.warp_specialized import WARP_SPECIALIZED
+from kernelwright.kernels.matmul.workload import matmul_workload, problem_of
+from kernelwright.types import Scalar, Workload
+
+H100 = named_device("h100")
+WIDTH = 64
+PATIENCE_S = 20.0
+
+Array = npt.NDArray[Any]
+KNOBS: dict[str, Scalar] = {
+    "mode": "cooperative",
+    "block_m": 128,
+    "block_n": 128,
+    "block_k": 64,
+    "num_warps": 8,
+    "num_stages": 3,
+    "group_m": 8,
+    "split_k": 1,
+    "subtile": 1,
+    "repack": 0,
+    "precision": "bf16",
+}
+
+
+class Stuck(Exception):
+    """No partition can go on."""
+
+
+class Machine:
+    """Runs partitions one operation at a time, in random order; copies land at random times, in random order.
+
+    Every operation of a partition calls `pause` first, which returns when it is its turn and `ready()` holds.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.rng = random.Random(seed)
+        self.changed = threading.Condition()
+        self.waiting: dict[int, Callable[[], bool]] = {}
+        self.turn: int | None = None
+        self.copies: list[Callable[[], None]] = []
+        self.failure: BaseException | None = None
+
+    def pause(self, ready: Callable[[], bool] = lambda: True) -> None:
+        me = threading.get_ident()
+        with self.changed:
+            self.waiting[me] = ready
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: self.turn == me or self.failure is not None, PATIENCE_S)
+            if self.failure is not None or self.turn != me:
+                raise Stuck
+            self.turn = None
+
+    def run(self, partitions: list[Callable[[], None]]) -> None:
+        threads = [threading.Thread(target=self._guarded, args=(x,), daemon=True) for x in partitions]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            self._next(threads)
+        for copy in self.copies:
+            copy()
+        if self.failure is not None:
+            raise self.failure
+
+    def _guarded(self, partition: Callable[[], None]) -> None:
+        try:
+            self.pause()
+            partition()
+        except Stuck:
+            pass
+        except BaseException as error:
+            self.failure = error
+        finally:
+            with self.changed:
+                self.changed.notify_all()
+
+    def _next(self, threads: list[threading.Thread]) -> None:
+        """Let one partition do one operation, or one copy land, once all partitions have stopped at one."""
+        with self.changed:
+            self.changed.wait_for(
+                lambda: self.turn is None and len(self.waiting) == sum(t.is_alive() for t in threads), 0.05
+            )
+            if self.turn is not None or len(self.waiting) != sum(t.is_alive() for t in threads):
+                return
+            able = [who for who, ready in self.waiting.items() if ready()]
+            if self.copies and (not able or self.rng.random() < 0.4):
+                self.copies.pop(self.rng.randrange(len(self.copies)))()
+            elif able:
+                self.turn = self.rng.choice(able)
+                del self.waiting[self.turn]
+            elif self.waiting:
+                self.failure = self.failure or Stuck("every partition waits")
+            self.changed.notify_all()
+
+
+class Barrier:
+    """An mbarrier: a phase ends when `count` have arrived and every expected byte has come."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.missing, self.bytes, self.phase = count, count, 0, 0
+
+    def arrive(self, count: int = 1) -> None:
+        self.missing -= count
+        self.settle()
+
+    def settle(self) -> None:
+        assert self.missing >= 0, "more arrivals than the barrier counts"
+        if self.missing == 0 and self.bytes == 0:
+            self.phase, self.missing = self.phase + 1, self.count
+
+    def passed(self, parity: int) -> bool:
+        return (self.phase - 1) & 1 == parity
+
+
+class Ring:
+    """Shared memory as slots of `rows` lines of 128 bytes, or seen as tiles whose columns lie panel by panel."""
+
+    dtype = types.SimpleNamespace(primitive_bitwidth=16)
+    layout = None
+
+    def __init__(self, memory: Array, shape: tuple[int, ...]) -> None:
+        self.memory, self.shape = memory, shape
+
+    def _reinterpret(self, dtype: Any, shape: list[int], layout: Any) -> Ring:
+        return Ring(self.memory, tuple(shape))
+
+    def index(self, slot: int) -> View:
+        count, rows, columns = self.shape
+        assert 0 <= slot < count, "a slot outside of the ring"
+        panels = self.memory.reshape(count, columns // WIDTH, rows, WIDTH)[slot]
+        return View(panels.transpose(1, 0, 2), (rows, columns))
+
+
+class View:
+    """One tile of a ring, which goes on living where it is."""
+
+    def __init__(self, memory: Array, shape: tuple[int, int], turned: bool = False) -> None:
+        self.memory, self.shape, self.turned = memory, shape, turned
+
+    def permute(self, order: tuple[int, int]) -> View:
+        return View(self.memory, self.shape, not self.turned)
+
+    def read(self) -> Array:
+        tile = self.memory.reshape(self.shape)
+        return tile.T if self.turned else tile
+
+
+class Accumulator:
+    """Products in flight read shared memory when they end, and fail if it has changed since they began."""
+
+    def __init__(self, rows: int, columns: int) -> None:
+        self.value: Array = np.zeros((rows, columns))
+        self.flying: list[tuple[View, View, Array, Array, bool]] = []
+
+    def multiply(self, x: View, y: View, add: bool) -> None:
+        self.flying.append((x, y, x.read().copy(), y.read().copy(), add))
+
+    def finish(self, left: int) -> None:
+        while len(self.flying) > left:
+            x, y, x_then, y_then, add = self.flying.pop(0)
+            assert np.array_equal(x.read(), x_then), "a was overwritten while it was read"
+            assert np.array_equal(y.read(), y_then), "b was overwritten while it was read"
+            self.value = (self.value if add else 0) + x_then @ y_then
+
+
+class Simulation:
+    """The producer and the consumers of the kernel file, as Python functions over simulated barriers and memory."""
+
+    def __init__(self, a: Array, b: Array, knobs: dict[str, Any], programs: int, paired: bool = False) -> None:
+        self.knobs, self.programs, self.paired = knobs, programs, paired
+        self.a_row, self.b_row = a.flags.c_contiguous, b.flags.c_contiguous
+        self.a, self.b = (a if self.a_row else a.T), (b if self.b_row else b.T)
+        (self.m, self.k), self.n = a.shape, b.shape[1] // (2 if paired else 1)
+        self.out: Array = np.full((2 if paired else 1, self.m, self.n), np.nan)
+
+    def run(self, seed: int, ordered: bool = True) -> Array:
+        """out after all programs (both halves of a gated product). ordered: whether consumers wait for their turn."""
+        for program in range(self.programs):
+            self._run_program(program, seed, ordered)
+        return self.out
+
+    def _run_program(self, program: int, seed: int, ordered: bool) -> None:
+        pingpong, stages = self.knobs["mode"] == "pingpong", self.knobs["num_stages"]
+        m, n = self.knobs["block_m"], self.knobs["block_n"] * (2 if self.paired else 1)
+        machine = Machine(seed)
+        full = [Barrier(1) for _ in range(stages)]
+        empty = [Barrier(1 if pingpong else 2) for _ in range(stages)]
+        order = [Barrier(1), Barrier(1)]
+        boxes = ((m, m if self.a_row else WIDTH), (n, WIDTH if self.b_row else self.knobs["block_n"]))
+        rings = [Ring(np.full(stages * x * WIDTH, np.nan), (stages * x // box, box, WIDTH)) for x, box in boxes]
+        names = self._names(machine, program, None if ordered else order)
+        shared = [types.SimpleNamespace(index=x.__getitem__) for x in (full, empty, order)]
+        sizes = (self.m, self.n, self.k)
+        constants = (m, n, WIDTH, stages, self.knobs["group_m"], self.a_row, self.b_row)
+
+        def producer() -> None:
+            names["ws_producer"](self.a, self.b, *rings, *shared[:2], *sizes, *constants, self.paired)
+
+        def consumer(which: int) -> None:
+            names["ws_consumer"](
+                which, None, None, None, *rings, None, *shared, *sizes, 0, 0, *constants, pingpong, 1, self.paired,
+                "simulated", "",
+            )  # fmt: skip
+
+        machine.run([producer, lambda: consumer(0), lambda: consumer(1)])
+
+    def _names(self, machine: Machine, program: int, passed_by: list[Barrier] | None) -> dict[str, Any]:
+        """What the kernel's functions see in place of Gluon."""
+
+        def wait(barrier: Barrier, parity: int) -> None:
+            if passed_by is None or barrier not in passed_by:
+                machine.pause(lambda: barrier.passed(parity))
+
+        def expect(barrier: Barrier, count: int) -> None:
+            machine.pause()
+            barrier.bytes += count
+            barrier.arrive()
+
+        def arrive(barrier: Barrier, count: int = 1, pred: bool = True) -> None:
+            machine.pause()
+            if pred:
+                barrier.arrive(count)
+
+        def load(matrix: Array, place: list[int], barrier: Barrier, slot: View) -> None:
+            machine.pause()
+            (row, column), (rows, columns) = place, slot.shape
+            part = matrix[row : row + rows, column : column + columns]
+            # what lies outside of the tensor is filled with zeros
+            tile = np.zeros(slot.shape)
+            tile[: part.shape[0], : part.shape[1]] = part
+
+            def land() -> None:
+                slot.memory[:] = tile.reshape(slot.memory.shape)
+                barrier.bytes -= tile.size * 2
+                barrier.settle()
+
+            machine.copies.append(land)
+
+        def multiply(x: View, y: View, acc: Accumulator, use_acc: bool, is_async: bool) -> Accumulator:
+            machine.pause()
+            acc.multiply(x, y, use_acc)
+            return acc
+
+        def settle(left: int, deps: tuple[Accumulator]) -> Accumulator:
+            machine.pause()
+            deps[0].finish(left)
+            return deps[0]
+
+        def epilogue(acc: Accumulator, *rest: Any) -> None:
+            row, column = rest[4:6]
+            for _ in range(machine.rng.randrange(20)):
+                machine.pause()
+            for half, tile in enumerate(np.split(acc.value, len(self.out), axis=1)):
+                part = self.out[half, row : row + tile.shape[0], column : column + tile.shape[1]]
+                assert np.isnan(part).all(), "a tile was written twice"
+                part[:] = tile[: part.shape[0], : part.shape[1]]
+
+        names: dict[str, Any] = {
+            "gl": types.SimpleNamespace(
+                cdiv=lambda x, y: -(-x // y), static_range=range, NVMMADistributedLayout=lambda **shape: None,
+                program_id=lambda axis: program, num_programs=lambda axis: self.programs,
+                zeros=lambda shape, dtype, layout: Accumulator(*shape), float32=None,
+            ),
+            "tl": types.SimpleNamespace(minimum=min),
+            "mbarrier": types.SimpleNamespace(wait=wait, expect=expect, arrive=arrive),
+            "tma_load": load,
+            "warpgroup_mma": multiply,
+            "warpgroup_mma_init": lambda acc: acc,
+            "warpgroup_mma_wait": settle,
+            "ws_epilogue": epilogue,
+            "range": range,
+        }  # fmt: skip
+        kernel = importlib.import_module(WARP_SPECIALIZED.kernel_module)
+        for name in ("ws_load", "ws_producer", "ws_multiply", "ws_consumer", "tile_of"):
+            names[name] = types.FunctionType(getattr(kernel, name).fn.__code__, names, name)
+        return names
+
+
+def integers(rows: int, columns: int, order: str, seed: int) -> Array:
+    """Small whole numbers, so that products are exact, in C ("row") or Fortran order."""
+    x = np.random.default_rng(seed).integers(-3, 4, (rows, columns)).astype(float)
+    return np.ascontiguousarray(x) if order == "row" else np.asfortranarray(x)
+
+
+def simulation(m: int, n: int, k: int, layouts: tuple[str, str], programs: int, paired: bool, **knobs: Scalar) -> Any:
+    """(the simulation, what it must give)."""
+    a, b = integers(m, k, layouts[0], 0), integers(k, n, layouts[1], 1)
+    halves = np.stack(np.split(a @ b, 2 if paired else 1, axis=1))
+    return Simulation(a, b, {**KNOBS, **knobs}, programs, paired), halves
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("mode", ["cooperative", "pingpong"])
+@pytest.mark.parametrize(
+    ("sizes", "stages", "programs"),
+    [((300, 300, 100), 4, 2), ((200, 260, 330), 3, 2), ((130, 500, 200), 5, 1), ((300, 130, 64), 3, 4)],
+    ids=["fewer steps than stages", "more steps than stages", "one program", "one step, tiles for some programs only"],
+)
+def test_no_order_of_events_deadlocks_or_spoils_a_tile(
+    sizes: tuple[int, int, int], stages: int, programs: int, mode: str, seed: int
+) -> None:
+    sim, wanted = simulation(*sizes, ("row", "col"), programs, False, mode=mode, num_stages=stages)
+    assert np.array_equal(sim.run(seed), wanted)
+
+
+@pytest.mark.parametrize("mode", ["cooperative", "pingpong"])
+@pytest.mark.parametrize("paired", [False, True])
+@pytest.mark.parametrize("layouts", [("row", "col"), ("row", "row"), ("col", "row"), ("col", "col")])
+def test_tiles_are_put_together_right_in_every_layout(layouts: tuple[str, str], paired: bool, mode: str) -> None:
+    # the right half of b's columns begins where out's columns end, here inside a tile
+    sim, wanted = simulation(200, 400, 136, layouts, 2, paired, mode=mode, block_n=64 if paired else 128)
+    assert np.array_equal(sim.run(0), wanted)
+
+
+def test_the_simulation_finds_consumers_that_do_not_take_turns() -> None:
+    outcomes = []
+    for seed in range(6):
+        sim, wanted = simulation(300, 400, 200, ("row", "col"), 1, False, mode="pingpong", num_stages=3)
+        try:
+            outcomes.append(np.array_equal(sim.run(seed, ordered=False), wanted))
+        except (AssertionError, Stuck):
+            outcomes.append(False)
+    assert not all(outcomes)
+
+
+def members(workload: Workload, slug: str = "h100") -> tuple[Any, ...]:
+    return WARP_SPECIALIZED.space(workload, named_device(slug)).members
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        matmul_workload(512, 512, 512, "fp32"),
+        matmul_workload(512, 512, 512, batch=4),
+        matmul_workload(512, 512, 512, groups=4),
+        matmul_workload(512, 512, 512, "fp8e4m3", scaling="block128"),
+        matmul_workload(512, 512, 512, b_dtype="int4", scaling="group:64"),
+        matmul_workload(512, 512, 512, "int8", scaling="row"),
+        matmul_workload(512, 512, 512, "fp8e4m3", "nn", scaling="tensor"),
+        matmul_workload(512, 0, 512),
+        matmul_workload(512, 512, 0),
+    ],
+    ids=str,
+)
+def test_no_schedules_for_what_the_kernel_cannot_do(workload: Workload) -> None:
+    assert not members(workload)
+
+
+def test_schedules_are_for_hopper_and_fit_there() -> None:
+    workload = matmul_workload(4096, 4096, 4096)
+    for slug in ("a100", "b200", "rtx5090", "mi300x"):
+        assert not members(workload, slug)
+    found = members(workload)
+    assert {s.knobs["mode"] for s in found} == {"cooperative", "pingpong"}
+    assert all(WARP_SPECIALIZED.shared_bytes(workload, s) <= H100.shared_memory_bytes for s in found)
+
+
+def test_unaligned_operands_are_repacked() -> None:
+    assert {s.knobs["repack"] for s in members(matmul_workload(4096, 4096, 4095))} == {1}
+    assert {s.knobs["repack"] for s in members(matmul_workload(4096, 4095, 4096))} == {0}
+
+
+@pytest.mark.parametrize(
+    ("workload", "knobs"),
+    [
+        (matmul_workload(4096, 4096, 4096), {"block_n": 256}),
+        (matmul_workload(4096, 4095, 4096, epilogue=("bias", "relu")), {"mode": "pingpong", "num_stages": 4}),
+        (matmul_workload(4096, 4096, 4096, "fp16", "tn", ("swiglu",)), {"num_stages": 3}),
+        (matmul_workload(4096, 4096, 4096, "fp8e4m3", scaling="row"), {"block_k": 128, "subtile": 2, "block_n": 256}),
+    ],
+    ids=str,
+)
+def test_builds_without_spills_and_as_large_as_estimated(workload: Workload, knobs: dict[str, Scalar]) -> None:
+    chosen = {**KNOBS, **knobs, "precision": MATMUL.compute_precisions(workload)[0]}
+    inputs, out = MATMUL.make_inputs(workload, 0, "meta"), MATMUL.empty_output(workload, "meta")
+    launches = importlib.import_module(WARP_SPECIALIZED.kernel_module).plan(inputs, out, chosen, workload.epilogue)
+    with triton_adapter.targeting(H100):
+        compiled = triton_adapter.compile_launch(launches[-1])
+    assert "wgmma.mma_async" in compiled.asm["ptx"]
+    assert triton_adapter.threads(compiled) == 12 * 32
+    assert triton_adapter.registers_and_spills(compiled) == (168, 0)
+    assert triton_adapter.shared_bytes(compiled) <= WARP_SPECIALIZED.shared(problem_of(workload), chosen)
