@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from kernelwright.errors import IllegalSchedule, NoWorkingSchedule
 from kernelwright.kernels.matmul import inputs
+from kernelwright.kernels.matmul.batched_small import BATCHED_SMALL
+from kernelwright.kernels.matmul.gemv import GEMV
 from kernelwright.kernels.matmul.grouped import GROUPED, GROUPED_POINTER
 from kernelwright.kernels.matmul.persistent_tma import PERSISTENT_TMA
 from kernelwright.kernels.matmul.pointer import POINTER
@@ -29,7 +31,18 @@ if TYPE_CHECKING:
 
 TEMPLATES: dict[str, MatmulTemplate] = {
     template.name: template
-    for template in (POINTER, PERSISTENT_TMA, SKINNY, WARP_SPECIALIZED, STREAM_K, GROUPED, GROUPED_POINTER, WEIGHT_ONLY)
+    for template in (
+        POINTER,
+        PERSISTENT_TMA,
+        SKINNY,
+        WARP_SPECIALIZED,
+        STREAM_K,
+        GROUPED,
+        GROUPED_POINTER,
+        WEIGHT_ONLY,
+        GEMV,
+        BATCHED_SMALL,
+    )
 }
 
 

@@ -7,29 +7,25 @@ import triton.language as tl
 
 @triton.jit
 def pack_rows(
-    src_ptr, dst_ptr, ROWS, stride_src, stride_dst, start, LAST,
+    src_ptr, dst_ptr, ROWS, WORDS, stride_src, stride_dst, start, LAST,
     SHIFTED: tl.constexpr, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Copy rows in words of 4 bytes, whatever byte they begin at, and fill them up with what follows in the source.
-
-    stride_src, start: in bytes, start from the word that src_ptr points into. stride_dst: in words, a multiple of 32,
-    so that no mask cuts a line and stores are 16 bytes wide. LAST: number of the source's last word.
-    """
+    """Copy rows in words of 4 bytes, whatever byte they begin at. stride_src, start: in bytes, start from the word that
+    src_ptr points into; WORDS, stride_dst: in words; LAST: number of the source's last word."""
     src = src_ptr.to(tl.pointer_type(tl.uint32), bitcast=True)
     dst = dst_ptr.to(tl.pointer_type(tl.uint32), bitcast=True)
     rows = (tl.program_id(0) * BLOCK_R + tl.arange(0, BLOCK_R)).to(tl.int64)
     cols = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
+    inside = (rows[:, None] < ROWS) & (cols[None, :] < WORDS)
     begin = start + rows * stride_src
-    room = tl.where(rows < ROWS, tl.minimum(LAST - begin // 4, stride_dst), -1).to(tl.int32)[:, None]
-    places = (src + begin // 4)[:, None] + cols[None, :]
-    x = tl.load(places, mask=cols[None, :] <= room, other=0)
+    words = (begin // 4)[:, None] + cols[None, :]
+    x = tl.load(src + words, mask=inside & (words <= LAST), other=0)
     if SHIFTED:
         bits = (begin % 4 * 8).to(tl.uint32)[:, None]
-        y = tl.load(places + 1, mask=cols[None, :] < room, other=0)
+        y = tl.load(src + words + 1, mask=inside & (words < LAST), other=0)
         # two shifts, since one by 32 bits is not defined
         x = (x >> bits) | ((y << 1) << (31 - bits))
-    inside = (rows[:, None] < ROWS) & (cols[None, :] < stride_dst)
-    tl.store((dst + rows * stride_dst)[:, None] + cols[None, :], x, mask=inside)
+    tl.store(dst + rows[:, None] * stride_dst + cols[None, :], x, mask=inside)
 
 
 def packed(tensor):
@@ -41,25 +37,23 @@ def packed(tensor):
     # meta tensors have no address
     start = tensor.data_ptr() % 4 if tensor.device.type != "meta" else tensor.storage_offset() * size % 4
     base = tensor.as_strided((1,), (1,), tensor.storage_offset() - start // size)
-    stride, words = tensor.stride(0) * size, pitch * size // 4
+    stride, words = tensor.stride(0) * size, triton.cdiv(cols * size, 4)
     last = (start + (rows - 1) * stride + cols * size - 1) // 4
     shifted = start % 4 != 0 or stride % 4 != 0
     grid = (triton.cdiv(rows, 8), triton.cdiv(words, 512))
-    args = (base, buffer, rows, stride, words, start, last, shifted, 8, 512)
+    args = (base, buffer, rows, words, stride, pitch * size // 4, start, last, shifted, 8, 512)
     return buffer, (pack_rows, grid, args, {"num_warps": 4})
 
 
 @triton.jit
 def pack_columns(
-    src_ptr, dst_ptr, ROWS, COLS, stride_src, stride_dst, BLOCK: tl.constexpr
+    src_ptr, dst_ptr, ROWS, COLS, stride_src, stride_dst, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
-    """Transpose by square tiles; rows of the result are filled up with zeros to stride_dst, a whole number of lines."""
-    rows = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    cols = tl.program_id(1).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    rows = tl.program_id(0).to(tl.int64) * BLOCK_R + tl.arange(0, BLOCK_R)
+    cols = tl.program_id(1).to(tl.int64) * BLOCK_C + tl.arange(0, BLOCK_C)
     inside = (rows[:, None] < ROWS) & (cols[None, :] < COLS)
     x = tl.load(src_ptr + rows[:, None] * stride_src + cols[None, :], mask=inside, other=0.0)
-    inside = (cols[:, None] < COLS) & (rows[None, :] < stride_dst)
-    tl.store(dst_ptr + cols[:, None] * stride_dst + rows[None, :], x.T, mask=inside)
+    tl.store(dst_ptr + cols[:, None] * stride_dst + rows[None, :], x.T, mask=inside.T)
 
 
 def packed_transposed(tensor):
@@ -69,7 +63,6 @@ def packed_transposed(tensor):
     per_line = 128 // tensor.element_size()
     pitch = triton.cdiv(rows, per_line) * per_line
     buffer = torch.empty((cols, pitch), dtype=tensor.dtype, device=tensor.device)[:, :rows]
-    block = max(64, per_line)
-    grid = (triton.cdiv(pitch, block), triton.cdiv(cols, block))
-    args = (tensor, buffer, rows, cols, tensor.stride(0), pitch, block)
+    grid = (triton.cdiv(rows, 64), triton.cdiv(cols, 64))
+    args = (tensor, buffer, rows, cols, tensor.stride(0), buffer.stride(0), 64, 64)
     return buffer, (pack_columns, grid, args, {"num_warps": 8})

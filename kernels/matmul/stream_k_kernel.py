@@ -148,7 +148,7 @@ def write(
         )  # fmt: skip
 
 
-@triton.jit(do_not_specialize=["stream_tiles"])
+@triton.jit
 def matmul_stream_k(
     a_desc, b_desc, c_desc, c_ptr, operands, parts_ptr, flags_ptr, BATCH, M, N, K, stream_tiles,
     stride_cb, stride_cm, stride_cn,

@@ -39,14 +39,6 @@ def test_the_one_loop_stays_pipelined(workload: Workload, tile: tuple[int, int, 
     assert report.shared_bytes < STREAM_K.shared_bytes(workload, schedule) + 1024
 
 
-def test_copies_of_odd_rows_are_stored_in_whole_vectors() -> None:
-    workload = matmul_workload(520, 1030, 4093)
-    report = build(workload, member(workload, block_m=128, block_n=128, block_k=64, num_warps=8), H100)
-    code = str(report.artifact["pack_rows.ptx"])
-    assert "st.global.v4.b32" in code
-    assert "global.b16" not in code, "2-byte loads or stores"
-
-
 def test_fp32_products_without_matrix_units_keep_their_registers() -> None:
     workload = matmul_workload(1000, 1000, 1000, "fp32", error_budget=1e-3)
     exact = [s for s in STREAM_K.space(workload, H100) if s.knobs["precision"] == "ieee"]
