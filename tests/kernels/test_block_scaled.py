@@ -59,7 +59,7 @@ def build(template: MatmulTemplate, workload: Workload, **knobs: Scalar) -> None
     launches = importlib.import_module(template.kernel_module).plan(inputs, out, knobs, workload.epilogue)
     with triton_adapter.targeting(H100):
         compiled = triton_adapter.compile_launch(launches[0])
-    registers, spilled = triton_adapter.registers_and_spills(compiled)
+    _, spilled = triton_adapter.registers_and_spills(compiled)
     shared = triton_adapter.shared_bytes(compiled)
     estimate = template.shared(problem_of(workload), knobs)
     assert "wgmma.mma_async" in compiled.asm["ptx"]
