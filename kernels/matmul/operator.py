@@ -106,9 +106,8 @@ class MatmulOperator:
             "split_k": 1,
         }
         portable = [t for name, t in self.templates.items() if name in PORTABLE]
-        members = next((m for m in (t.space(workload, device).members for t in portable) if m), [])
-        if not members:
-            members = self.space(workload, device).members
+        spaces = (template.space(workload, device).members for template in portable)
+        members = next((found for found in spaces if found), None) or self.space(workload, device).members
         if not members:
             raise NoWorkingSchedule(f"no schedule of any template is legal for {workload} on {device.name}")
         return max(members, key=lambda s: (sum(s.knobs.get(name) == value for name, value in wanted.items()), s.key))

@@ -30,7 +30,8 @@ def gelu_derivative(x: torch.Tensor) -> torch.Tensor:
     """The derivative of the exact gelu at x."""
     import torch
 
-    return 0.5 * (1 + torch.erf(x * 0.5**0.5)) + x * torch.exp(-0.5 * x * x) * (2 * torch.pi) ** -0.5
+    density = torch.exp(-0.5 * x * x) / (2 * torch.pi) ** 0.5
+    return torch.special.ndtr(x) + x * density
 
 
 def gated(step: str, x: torch.Tensor) -> torch.Tensor:

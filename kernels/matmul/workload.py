@@ -298,8 +298,8 @@ def parse_layout(name: str, text: str, rows: int, columns: int, batched: bool = 
     otherwise."""
     strided = _STRIDED.fullmatch(text)
     if strided:
-        leading, inner, batch, offset = (int(part or 0) for part in strided.groups())
-        return Layout("strided", leading, batch, offset, inner)
+        across, inner, between, missed = (int(part or 0) for part in strided.groups())
+        return Layout("strided", across, between, missed, inner)
     match = _LAYOUT.fullmatch(text)
     if not match:
         raise InvalidWorkload(

@@ -1,4 +1,4 @@
-"""The warp-specialised template without a GPU: its own barrier code run by simulated warps, its builds, its space."""
+"""The warp-specialised template without a GPU: its own barrier code run by simulated warps."""
 
 from __future__ import annotations
 
@@ -13,12 +13,9 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
-from kernelwright.kernels import triton_adapter
 from kernelwright.kernels.device import named_device
-from kernelwright.kernels.matmul.operator import MATMUL
 from kernelwright.kernels.matmul.warp_specialized import WARP_SPECIALIZED
-from kernelwright.kernels.matmul.workload import matmul_workload, problem_of
-from kernelwright.types import Scalar, Workload
+from kernelwright.types import Scalar
 
 H100 = named_device("h100")
 WIDTH = 64
@@ -224,20 +221,6 @@ class Simulation:
     def _names(self, machine: Machine, program: int, passed_by: list[Barrier] | None) -> dict[str, Any]:
         """What the kernel's functions see in place of Gluon."""
 
-        def wait(barrier: Barrier, parity: int) -> None:
-            if passed_by is None or barrier not in passed_by:
-                machine.pause(lambda: barrier.passed(parity))
-
-        def expect(barrier: Barrier, count: int) -> None:
-            machine.pause()
-            barrier.bytes += count
-            barrier.arrive()
-
-        def arrive(barrier: Barrier, count: int = 1, pred: bool = True) -> None:
-            machine.pause()
-            if pred:
-                barrier.arrive(count)
-
         def load(matrix: Array, place: list[int], barrier: Barrier, slot: View) -> None:
             machine.pause()
             (row, column), (rows, columns) = place, slot.shape
@@ -272,25 +255,44 @@ class Simulation:
                 assert np.isnan(part).all(), "a tile was written twice"
                 part[:] = tile[: part.shape[0], : part.shape[1]]
 
-        names: dict[str, Any] = {
-            "gl": types.SimpleNamespace(
-                cdiv=lambda x, y: -(-x // y), static_range=range, NVMMADistributedLayout=lambda **shape: None,
-                program_id=lambda axis: program, num_programs=lambda axis: self.programs,
-                zeros=lambda shape, dtype, layout: Accumulator(*shape), float32=None,
-            ),
-            "tl": types.SimpleNamespace(minimum=min),
-            "mbarrier": types.SimpleNamespace(wait=wait, expect=expect, arrive=arrive),
+        names = self._language(program) | {
+            "mbarrier": self._barriers(machine, passed_by),
             "tma_load": load,
             "warpgroup_mma": multiply,
-            "warpgroup_mma_init": lambda acc: acc,
             "warpgroup_mma_wait": settle,
             "ws_epilogue": epilogue,
-            "range": range,
-        }  # fmt: skip
+        }
         kernel = importlib.import_module(WARP_SPECIALIZED.kernel_module)
         for name in ("ws_load", "ws_producer", "ws_multiply", "ws_consumer", "tile_of"):
             names[name] = types.FunctionType(getattr(kernel, name).fn.__code__, names, name)
         return names
+
+    def _barriers(self, machine: Machine, passed_by: list[Barrier] | None) -> types.SimpleNamespace:
+        def wait(barrier: Barrier, parity: int) -> None:
+            if passed_by is None or barrier not in passed_by:
+                machine.pause(lambda: barrier.passed(parity))
+
+        def expect(barrier: Barrier, count: int) -> None:
+            machine.pause()
+            barrier.bytes += count
+            barrier.arrive()
+
+        def arrive(barrier: Barrier, count: int = 1, pred: bool = True) -> None:
+            machine.pause()
+            if pred:
+                barrier.arrive(count)
+
+        return types.SimpleNamespace(wait=wait, expect=expect, arrive=arrive)
+
+    def _language(self, program: int) -> dict[str, Any]:
+        """The parts of Gluon that have no side effects."""
+        gl = types.SimpleNamespace(
+            cdiv=lambda x, y: -(-x // y), static_range=range, NVMMADistributedLayout=lambda **shape: None,
+            program_id=lambda axis: program, num_programs=lambda axis: self.programs,
+            zeros=lambda shape, dtype, layout: Accumulator(*shape), float32=None,
+        )  # fmt: skip
+        plain = {"tl": types.SimpleNamespace(minimum=min), "warpgroup_mma_init": lambda acc: acc, "range": range}
+        return {"gl": gl, **plain}
 
 
 def integers(rows: int, columns: int, order: str, seed: int) -> Array:
@@ -338,62 +340,3 @@ def test_the_simulation_finds_consumers_that_do_not_take_turns() -> None:
         except (AssertionError, Stuck):
             outcomes.append(False)
     assert not all(outcomes)
-
-
-def members(workload: Workload, slug: str = "h100") -> tuple[Any, ...]:
-    return WARP_SPECIALIZED.space(workload, named_device(slug)).members
-
-
-@pytest.mark.parametrize(
-    "workload",
-    [
-        matmul_workload(512, 512, 512, "fp32"),
-        matmul_workload(512, 512, 512, batch=4),
-        matmul_workload(512, 512, 512, groups=4),
-        matmul_workload(512, 512, 512, "fp8e4m3", scaling="block128"),
-        matmul_workload(512, 512, 512, b_dtype="int4", scaling="group:64"),
-        matmul_workload(512, 512, 512, "int8", scaling="row"),
-        matmul_workload(512, 512, 512, "fp8e4m3", "nn", scaling="tensor"),
-        matmul_workload(512, 0, 512),
-        matmul_workload(512, 512, 0),
-    ],
-    ids=str,
-)
-def test_no_schedules_for_what_the_kernel_cannot_do(workload: Workload) -> None:
-    assert not members(workload)
-
-
-def test_schedules_are_for_hopper_and_fit_there() -> None:
-    workload = matmul_workload(4096, 4096, 4096)
-    for slug in ("a100", "b200", "rtx5090", "mi300x"):
-        assert not members(workload, slug)
-    found = members(workload)
-    assert {s.knobs["mode"] for s in found} == {"cooperative", "pingpong"}
-    assert all(WARP_SPECIALIZED.shared_bytes(workload, s) <= H100.shared_memory_bytes for s in found)
-
-
-def test_unaligned_operands_are_repacked() -> None:
-    assert {s.knobs["repack"] for s in members(matmul_workload(4096, 4096, 4095))} == {1}
-    assert {s.knobs["repack"] for s in members(matmul_workload(4096, 4095, 4096))} == {0}
-
-
-@pytest.mark.parametrize(
-    ("workload", "knobs"),
-    [
-        (matmul_workload(4096, 4096, 4096), {"block_n": 256}),
-        (matmul_workload(4096, 4095, 4096, epilogue=("bias", "relu")), {"mode": "pingpong", "num_stages": 4}),
-        (matmul_workload(4096, 4096, 4096, "fp16", "tn", ("swiglu",)), {"num_stages": 3}),
-        (matmul_workload(4096, 4096, 4096, "fp8e4m3", scaling="row"), {"block_k": 128, "subtile": 2, "block_n": 256}),
-    ],
-    ids=str,
-)
-def test_builds_without_spills_and_as_large_as_estimated(workload: Workload, knobs: dict[str, Scalar]) -> None:
-    chosen = {**KNOBS, **knobs, "precision": MATMUL.compute_precisions(workload)[0]}
-    inputs, out = MATMUL.make_inputs(workload, 0, "meta"), MATMUL.empty_output(workload, "meta")
-    launches = importlib.import_module(WARP_SPECIALIZED.kernel_module).plan(inputs, out, chosen, workload.epilogue)
-    with triton_adapter.targeting(H100):
-        compiled = triton_adapter.compile_launch(launches[-1])
-    assert "wgmma.mma_async" in compiled.asm["ptx"]
-    assert triton_adapter.threads(compiled) == 12 * 32
-    assert triton_adapter.registers_and_spills(compiled) == (168, 0)
-    assert triton_adapter.shared_bytes(compiled) <= WARP_SPECIALIZED.shared(problem_of(workload), chosen)
