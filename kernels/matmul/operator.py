@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any
 from kernelwright.errors import IllegalSchedule, NoWorkingSchedule
 from kernelwright.kernels.matmul import inputs
 from kernelwright.kernels.matmul.batched_small import BATCHED_SMALL
+from kernelwright.kernels.matmul.block_scaled import BLOCK_SCALED
 from kernelwright.kernels.matmul.gemv import GEMV
 from kernelwright.kernels.matmul.grouped import GROUPED, GROUPED_POINTER
+from kernelwright.kernels.matmul.microscaling import MICROSCALING
 from kernelwright.kernels.matmul.persistent_tma import PERSISTENT_TMA
 from kernelwright.kernels.matmul.pointer import POINTER
 from kernelwright.kernels.matmul.skinny import SKINNY
@@ -42,11 +44,13 @@ TEMPLATES: dict[str, MatmulTemplate] = {
         WEIGHT_ONLY,
         GEMV,
         BATCHED_SMALL,
+        BLOCK_SCALED,
+        MICROSCALING,
     )
 }
 
 
-PORTABLE = ("pointer", "grouped_pointer")
+PORTABLE = ("pointer", "grouped_pointer", "microscaling")
 """Templates that run on every GPU, the most general first."""
 
 
