@@ -1,23 +1,21 @@
-"""The records of one workload or many in one statement: what every question to a service begins with.
+"""The records of one workload or many in one statement, and those near it: every question to a service begins so.
 
-It hands the statement to the driver as it stands and remembers devices and toolchains, which never change: next to
-reading rows through a session that takes a tenth of the time.
+Rows are turned into values when they are asked for; devices and toolchains, which never change, are remembered.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
-from sqlalchemy import PoolProxiedConnection
 from sqlalchemy.engine.interfaces import DBAPICursor
 
-from kernelwright.db.engine import database_errors
+from kernelwright.db.nearby import nearest_rows
 from kernelwright.db.rows import own_fields
 from kernelwright.db.store import Store
 from kernelwright.db.trust import Trust
-from kernelwright.errors import DatabaseUnavailable
 from kernelwright.types import DeviceSpec, Toolchain, TuningRecord, Workload
 
 PAGE = 500
@@ -31,87 +29,105 @@ _FIND = (
     "WHERE device_key = {} AND workload_key IN ({}) AND trust IN ('measured', 'trusted', 'untrusted') "
     "ORDER BY CASE trust WHEN 'measured' THEN 0 ELSE 1 END, created DESC, id DESC"
 )
+_NEAR = (
+    "SELECT records.id, dims, device_id, toolchain_key, records.body FROM records "
+    "JOIN workloads ON workloads.key = workload_key WHERE records.id IN ({})"
+)
 _DEVICE = "SELECT body FROM devices WHERE id = {}"
 _TOOLCHAIN = "SELECT body FROM toolchains WHERE key = {}"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class Row:
+    """A record as it was read; the body is its JSON."""
+
+    trust: str
+    device: DeviceSpec
+    toolchain: Toolchain
+    body: str
+
+    def record(self, workload: Workload) -> TuningRecord:
+        """The record, which is of this workload."""
+        return TuningRecord(workload=workload, device=self.device, toolchain=self.toolchain, **own_fields(self.body))
 
 
 class RecordLookup:
     """Reads the records of given workloads. Threads may share it."""
 
     def __init__(self, store: Store) -> None:
-        self.store = store
-        dialect = store.engine.dialect
-        self._mark = "?" if dialect.paramstyle == "qmark" else "%s"
-        self._errors: Any = dialect.loaded_dbapi.Error
-        self._where = store.engine.url.render_as_string(hide_password=True)
+        self._reads = store.direct
         self._devices: dict[str, DeviceSpec] = {}
         self._toolchains: dict[str, Toolchain] = {}
 
     def find(self, workloads: Sequence[Workload], device_key: str) -> Found:
-        """The records of these workloads on a device that are not in quarantine."""
+        """The records of these workloads on a device that are not in quarantine; raises DatabaseUnavailable."""
         by_key = {workload.key: workload for workload in workloads}
-        found = Found(self.store, by_key)
-        keys = list(by_key)
-        connection = self._connect()
-        try:
-            cursor = connection.cursor()
-            for start in range(0, len(keys), PAGE):
-                page = keys[start : start + PAGE]
-                cursor.execute(_FIND.format(self._mark, ",".join([self._mark] * len(page))), (device_key, *page))
-                for key, device, toolchain, body, trust in cursor.fetchall():
-                    found.add(
-                        trust,
-                        TuningRecord(
-                            workload=by_key[key],
-                            device=self._part(cursor, self._devices, DeviceSpec, _DEVICE, device),
-                            toolchain=self._part(cursor, self._toolchains, Toolchain, _TOOLCHAIN, toolchain),
-                            **own_fields(body),
-                        ),
-                    )
-            cursor.close()
-        except self._errors as error:
-            connection.invalidate()
-            raise DatabaseUnavailable(
-                f"the database {self._where} could not be read: {error}; check that it runs and is reachable"
-            ) from error
-        finally:
-            connection.close()
+        return Found(self, by_key, self._reads.run(lambda cursor: self._rows(cursor, list(by_key), device_key)))
+
+    def neighbours(self, workload: Workload, device_key: str, limit: int = 16) -> list[TuningRecord]:
+        """As `Store.neighbours`."""
+        return self._reads.run(lambda cursor: self._neighbours(cursor, workload, device_key, limit))
+
+    def _rows(self, cursor: DBAPICursor, keys: Sequence[str], device_key: str) -> dict[str, list[Row]]:
+        found: dict[str, list[Row]] = {}
+        for start in range(0, len(keys), PAGE):
+            page = keys[start : start + PAGE]
+            query = _FIND.format("{}", ",".join(["{}"] * len(page)))
+            for key, device, toolchain, body, trust in self._execute(cursor, query, (device_key, *page)):
+                found.setdefault(key, []).append(self._row(cursor, trust, device, toolchain, body))
         return found
 
-    def _connect(self) -> PoolProxiedConnection:
-        with database_errors(self.store.engine):
-            return self.store.engine.raw_connection()
+    def _neighbours(self, cursor: DBAPICursor, workload: Workload, device_key: str, limit: int) -> list[TuningRecord]:
+        chosen = nearest_rows(lambda *query: self._execute(cursor, *query), workload, device_key, limit)
+        if not chosen:
+            return []
+        found = {}
+        for number, dims, device, toolchain, body in self._execute(
+            cursor, _NEAR.format(",".join(["{}"] * len(chosen))), tuple(chosen)
+        ):
+            other = dataclasses.replace(workload, dims=json.loads(dims))
+            found[number] = self._row(cursor, Trust.MEASURED.value, device, toolchain, body).record(other)
+        return [found[number] for number in chosen]
+
+    def _execute(self, cursor: DBAPICursor, words: str, values: tuple[Any, ...]) -> Sequence[Sequence[Any]]:
+        cursor.execute(words.replace("{}", self._reads.mark), values)
+        return cursor.fetchall()
+
+    def _row(self, cursor: DBAPICursor, trust: str, device: str, toolchain: str, body: str) -> Row:
+        return Row(
+            trust,
+            self._devices.get(device) or self._part(cursor, self._devices, DeviceSpec, _DEVICE, device),
+            self._toolchains.get(toolchain) or self._part(cursor, self._toolchains, Toolchain, _TOOLCHAIN, toolchain),
+            body,
+        )
 
     def _part(self, cursor: DBAPICursor, memory: dict[str, T], kind: type[T], query: str, key: str) -> T:
-        found = memory.get(key)
-        if found is None:
-            cursor.execute(query.format(self._mark), (key,))
-            (body,) = cursor.fetchall()[0]
-            found = memory[key] = kind.from_json(json.loads(body))
+        ((body,),) = self._execute(cursor, query, (key,))
+        found = memory[key] = kind.from_json(json.loads(body))
         return found
 
 
 class Found:
-    """Records that were read before, for one device and some workloads; neighbours come from the store."""
+    """Records that were read before, for one device and some workloads; neighbours are read when they are asked for."""
 
-    def __init__(self, store: Store, workload_keys: Iterable[str]) -> None:
-        self._store = store
-        self._records: dict[str, list[TuningRecord]] = {key: [] for key in workload_keys}
-        self._untrusted: dict[str, list[TuningRecord]] = {}
-
-    def add(self, trust: str, record: TuningRecord) -> None:
-        """Take in a record, after those that come before it."""
-        kept = self._untrusted if trust == Trust.UNTRUSTED.value else self._records
-        kept.setdefault(record.workload.key, []).append(record)
+    def __init__(self, lookup: RecordLookup, workloads: dict[str, Workload], rows: dict[str, list[Row]]) -> None:
+        self._lookup = lookup
+        self._workloads = workloads
+        self._rows = rows
 
     def find_records(self, workload_key: str, device_key: str) -> list[TuningRecord]:
         """As `Store.find_records`, for a workload that was read."""
-        return self._records[workload_key]
+        return self._records(workload_key, untrusted=False)
 
     def find_untrusted(self, workload_key: str, device_key: str) -> list[TuningRecord]:
         """As `Store.find_untrusted`, for a workload that was read."""
-        return self._untrusted.get(workload_key, [])
+        return self._records(workload_key, untrusted=True)
 
-    def neighbours(self, workload: Workload, device_key: str, limit: int = 32) -> list[TuningRecord]:
+    def neighbours(self, workload: Workload, device_key: str, limit: int = 16) -> list[TuningRecord]:
         """As `Store.neighbours`."""
-        return self._store.neighbours(workload, device_key, limit)
+        return self._lookup.neighbours(workload, device_key, limit)
+
+    def _records(self, key: str, untrusted: bool) -> list[TuningRecord]:
+        workload = self._workloads[key]
+        rows: Iterable[Row] = self._rows.get(key, ())
+        return [row.record(workload) for row in rows if (row.trust == Trust.UNTRUSTED.value) is untrusted]

@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import heapq
-import json
-import math
-from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any, cast
 
-from sqlalchemy import ColumnElement, Engine, Table, case, func, select, tuple_, union_all
+from sqlalchemy import ColumnElement, Engine, Table, case, func, select, tuple_
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.orm import Session, aliased
 
 from kernelwright.db.engine import session_scope
-from kernelwright.db.places import WIDTHS, boxes
-from kernelwright.db.rows import Parts, Reader, dialect_insert, family, record_row
-from kernelwright.db.tables import RecordRow, WorkloadRow
+from kernelwright.db.nearby import nearest_rows
+from kernelwright.db.rows import Parts, Reader, dialect_insert, record_row
+from kernelwright.db.tables import RecordRow
 from kernelwright.db.trust import Trust
 from kernelwright.types import TuningRecord, Workload
-
-MOST_CANDIDATES = 128
-"""Records that one look into a box of sizes takes at most."""
 
 _NEWEST_FIRST: tuple[ColumnElement[Any], ...] = (RecordRow.created.desc(), RecordRow.id.desc())
 _RELIABLE = RecordRow.trust.in_([Trust.MEASURED.value, Trust.TRUSTED.value])
@@ -62,7 +56,7 @@ class RecordStore:
         place = [RecordRow.workload_key == workload_key, RecordRow.device_key == device_key]
         return self._read_records([*place, RecordRow.trust == Trust.UNTRUSTED.value])
 
-    def neighbours(self, workload: Workload, device_key: str, limit: int = 32) -> list[TuningRecord]:
+    def neighbours(self, workload: Workload, device_key: str, limit: int = 16) -> list[TuningRecord]:
         """Records that may be relied on of workloads that differ from this one only in their sizes, nearest first.
 
         Near is a small distance in log2 of the sizes. Of each workload only the newest record counts. Where a family
@@ -70,10 +64,12 @@ class RecordStore:
         where that leaves hundreds, fewer: the work does not grow with what is stored.
         """
         with session_scope(self.engine) as session:
-            candidates = _candidates(session, workload, device_key, limit)
-            here = {name: _log2(size) for name, size in workload.dims.items()}
-            ranked = [(_distance(here, dims), row_id) for row_id, dims in candidates]
-            chosen = [row_id for _, row_id in heapq.nsmallest(limit, ranked)]
+            mark = "%s" if self.engine.dialect.name == "postgresql" else "?"
+
+            def execute(words: str, values: tuple[Any, ...]) -> Sequence[Sequence[Any]]:
+                return session.connection().exec_driver_sql(words.replace("{}", mark), values).all()
+
+            chosen = nearest_rows(execute, workload, device_key, limit)
             rows = {row.id: row for row in session.scalars(select(RecordRow).where(RecordRow.id.in_(chosen)))}
             return self.reader.records(session, [rows[row_id] for row_id in chosen])
 
@@ -135,46 +131,9 @@ def merge_record(session: Session, row: dict[str, Any]) -> bool:
     return session.execute(statement).first() is not None
 
 
-def _candidates(
-    session: Session, workload: Workload, device_key: str, limit: int
-) -> list[tuple[int, Mapping[str, int]]]:
-    """(row id, sizes) of neighbours to choose from: all of a small family, else those in ever smaller boxes."""
-    base = (
-        select(RecordRow.id, RecordRow.created, RecordRow.workload_key)
-        .where(RecordRow.family == family(workload), RecordRow.device_key == device_key)
-        .where(RecordRow.workload_key != workload.key, _RELIABLE)
-    )
-    found = session.execute(base.limit(limit + 1)).all()
-    if len(found) > limit:
-        for width in WIDTHS:
-            ranges = [base.where(RecordRow.place.between(*ends)) for ends in boxes(workload.dims, width)]
-            inside = session.execute(union_all(*ranges).limit(MOST_CANDIDATES)).all()
-            found = inside if len(inside) >= limit else [*inside, *found]
-            if len(inside) < MOST_CANDIDATES:
-                break
-    newest: dict[str, tuple[float, int]] = {}
-    for row_id, created, key in found:
-        newest[key] = max(newest.get(key, (created, row_id)), (created, row_id))
-    sizes = session.execute(select(WorkloadRow.key, WorkloadRow.dims).where(WorkloadRow.key.in_(newest)))
-    return [(newest[key][1], json.loads(dims)) for key, dims in sizes]
-
-
 def _upsert(
     session: Session, row: dict[str, Any], only_if: ColumnElement[bool] | None = None
 ) -> sqlite.Insert | postgresql.Insert:
     changed = {name: value for name, value in row.items() if name != "key"}
     statement = dialect_insert(session, RecordRow).values(row)
     return statement.on_conflict_do_update(index_elements=["key"], set_=changed, where=only_if)
-
-
-def _distance(here: Mapping[str, float], sizes: Mapping[str, int]) -> float:
-    """From sizes on a logarithmic scale to others."""
-    if here.keys() == sizes.keys():
-        return math.hypot(*(here[name] - _log2(size) for name, size in sizes.items()))
-    names = here.keys() | sizes.keys()
-    return math.hypot(*(here.get(name, 0.0) - _log2(sizes.get(name, 1)) for name in names))
-
-
-def _log2(size: int) -> float:
-    # A size of 0 has no logarithm; it counts as 1.
-    return math.log2(size) if size > 1 else 0.0

@@ -257,9 +257,10 @@ class Reader:
 def own_fields(text: str) -> dict[str, Any]:
     """The fields of a record that its row's body holds."""
     body: dict[str, Any] = json.loads(text)
-    for name, kind in (("schedule", Schedule), ("measurement", Measurement), ("runner_up", Schedule)):
-        if body.get(name) is not None:
-            body[name] = kind.from_json(body[name])
+    body["schedule"] = Schedule(**body["schedule"])
+    body["measurement"] = Measurement(**body["measurement"])
+    if body.get("runner_up") is not None:
+        body["runner_up"] = Schedule(**body["runner_up"])
     return body
 
 

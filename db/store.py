@@ -8,6 +8,7 @@ from typing import Self
 from sqlalchemy import Engine
 
 from kernelwright.db.access_store import AccessStore
+from kernelwright.db.direct import DirectReads
 from kernelwright.db.engine import open_engine
 from kernelwright.db.job_store import JobStore
 from kernelwright.db.record_store import RecordStore
@@ -26,6 +27,7 @@ class Store(TrialStore, RecordStore, TrustStore, JobStore, AccessStore):
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.reader = Reader()
+        self.direct = DirectReads(engine)
 
     @classmethod
     def open(cls, url: str | None = None) -> Self:
@@ -34,6 +36,7 @@ class Store(TrialStore, RecordStore, TrustStore, JobStore, AccessStore):
 
     def close(self) -> None:
         """Give the connections back."""
+        self.direct.close()
         self.engine.dispose()
 
     def __enter__(self) -> Self:

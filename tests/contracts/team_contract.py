@@ -11,7 +11,7 @@ import pytest
 
 from kernelwright.db import JobRequest, RecordState, Store, Trust
 from kernelwright.db.engine import session_scope
-from kernelwright.db.record_store import MOST_CANDIDATES
+from kernelwright.db.nearby import MOST_CANDIDATES
 from kernelwright.db.rows import Parts, insert_new, record_row
 from kernelwright.db.tables import RecordRow
 from kernelwright.errors import UsageError
