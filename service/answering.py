@@ -8,15 +8,14 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
-from urllib.parse import urlencode
 
 from kernelwright.cost_model import CostModel, own_model, packaged_model
 from kernelwright.kernels import get_operator
 from kernelwright.kernels.render import render
 from kernelwright.search.answer import Answer, Records, find_winner
+from kernelwright.service.answer_json import question_path
 from kernelwright.service.missing import NotFound
-from kernelwright.service.schemas import BestKernel, HardwareOut, Links, RecordOut, ScheduleOut, ToolchainOut
-from kernelwright.service.workload_args import args_of
+from kernelwright.service.schemas import Links, RecordOut
 from kernelwright.types import DeviceSpec, Schedule, Toolchain, TuningRecord, Workload
 
 T = TypeVar("T")
@@ -114,39 +113,12 @@ def _regret(model: CostModel, workload: Workload, device: DeviceSpec, schedule: 
     return float(model.expected_regret(workload, device, [schedule, *space])[0])
 
 
-def tell(answer: Answer) -> BestKernel:
-    """The answer in the form of the API."""
-    record = answer.record
-    speedup = answer.vendor_us / answer.expected_us if answer.vendor_us and answer.expected_us else None
-    return BestKernel(
-        how=answer.how,  # type: ignore[arg-type]
-        choice=answer.choice,  # type: ignore[arg-type]
-        workload=answer.workload.to_json(),
-        workload_key=answer.workload.key,
-        label=str(answer.workload),
-        hardware=tell_hardware(answer.device),
-        schedule=_schedule(answer.schedule),
-        expected_us=answer.expected_us,
-        vendor=answer.vendor,
-        vendor_us=answer.vendor_us,
-        speedup=speedup,
-        roofline_percent=None if answer.roofline is None else 100 * answer.roofline,
-        regret=answer.regret,
-        note=answer.note,
-        record_id=record.key if record else None,
-        trials=record.trials if record else None,
-        measured_at=record.created_at if record else None,
-        toolchain=_toolchain(record.toolchain) if record else None,
-        links=_links(answer),
-    )
-
-
 def tell_record(record: TuningRecord) -> RecordOut:
     """A record in the form of the API."""
     links = {
         "self": f"/v1/kernels/{record.key}",
         "source": f"/v1/kernels/{record.key}/source",
-        "workload": _question(record.workload, record.device),
+        "workload": question_path(record.workload, record.device),
     }
     return RecordOut(
         id=record.key,
@@ -183,37 +155,3 @@ def _provenance(record: TuningRecord) -> dict[str, str]:
         "trials": str(record.trials),
         "toolchain": f"triton {software.triton}, torch {software.torch}, driver {software.driver}, {software.compiler}",
     }
-
-
-@functools.lru_cache(maxsize=256)
-def tell_hardware(device: DeviceSpec) -> HardwareOut:
-    """A GPU in short."""
-    return HardwareOut(slug=device.slug, name=device.name, architecture=device.architecture, key=device.key)
-
-
-def _schedule(schedule: Schedule | None) -> ScheduleOut | None:
-    return None if schedule is None else ScheduleOut(template=schedule.template, knobs=dict(schedule.knobs))
-
-
-@functools.lru_cache(maxsize=256)
-def _toolchain(toolchain: Toolchain) -> ToolchainOut:
-    return ToolchainOut.model_validate(toolchain, from_attributes=True)
-
-
-def _question(workload: Workload, device: DeviceSpec, page: str = "best") -> str | None:
-    args = args_of(workload)
-    return f"/v1/kernels/{page}?{urlencode({**args.query(), 'hardware': device.slug}, safe=',=')}" if args else None
-
-
-def _links(answer: Answer) -> Links:
-    record, source = answer.record, None
-    if record is not None and record.workload == answer.workload:
-        source = f"/v1/kernels/{record.key}/source"
-    elif answer.schedule is not None:
-        source = _question(answer.workload, answer.device, "best/source")
-    links = {
-        "self": f"/v1/kernels/{record.key}" if record else None,
-        "source": source,
-        "workload": _question(answer.workload, answer.device),
-    }
-    return Links.model_validate(links)

@@ -48,6 +48,7 @@ def create_app(settings: Settings) -> FastAPI:
 
     @contextlib.asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        state.best.begin()
         noting = asyncio.create_task(_note_uses(state))
         yield
         noting.cancel()

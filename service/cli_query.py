@@ -13,7 +13,8 @@ from kernelwright.kernels.triton_adapter import current_toolchain
 from kernelwright.search import Answer
 from kernelwright.search.timing import TIMER_VERSION
 from kernelwright.service import cli_options as options
-from kernelwright.service.answering import Answers, source_of_answer, source_of_record, tell
+from kernelwright.service.answer_json import tell
+from kernelwright.service.answering import Answers, source_of_answer, source_of_record
 from kernelwright.service.cli_output import print_best, print_json, to_stderr
 from kernelwright.service.client import Client
 from kernelwright.service.device_args import device_for_query, parse_device

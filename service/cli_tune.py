@@ -14,7 +14,8 @@ from kernelwright.db import Store
 from kernelwright.search import Budget, open_runner
 from kernelwright.search import Progress as SearchProgress
 from kernelwright.service import cli_options as options
-from kernelwright.service.answering import Answers, tell
+from kernelwright.service.answer_json import tell
+from kernelwright.service.answering import Answers
 from kernelwright.service.cli_output import print_best, print_json, to_stderr
 from kernelwright.service.schemas import RunOut, TuneReport
 from kernelwright.service.settings import Settings, load_settings

@@ -79,6 +79,9 @@ class Settings(BaseSettings):
     cache_seconds: float = Field(
         1.0, gt=0, le=60, description="Most seconds until an answer shows what another process wrote."
     )
+    model_processes: int = Field(
+        1, ge=0, le=16, description="Processes beside `serve` that ask the cost model; 0 asks in a thread of its own."
+    )
     event_seconds: float = Field(
         0.5, ge=0.05, description="Seconds between two looks at a job whose progress is being watched."
     )

@@ -15,7 +15,7 @@ from kernelwright.kernels.device_table import NAMED_DEVICES
 from kernelwright.kernels.matmul.workload import LAYOUTS
 from kernelwright.search import Answer
 from kernelwright.search.recorded import recorded_devices
-from kernelwright.service.answering import tell
+from kernelwright.service.answer_json import tell
 from kernelwright.service.dashboard.charts import (
     Chart,
     calibration_chart,
@@ -52,7 +52,7 @@ def home(state: AppState) -> Values:
 
 def of_question(state: AppState, workload: Workload, device: DeviceSpec) -> Values:
     """The answer, and what the trials of the workload on the device show."""
-    answer = state.answers.best(workload, device)
+    answer = state.best.whole(workload, device)
     trials = _trials(state, answer)
     measured = answer.record if answer.record and answer.record.workload == workload else None
     return {

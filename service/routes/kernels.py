@@ -13,7 +13,8 @@ from fastapi.responses import PlainTextResponse
 from kernelwright.errors import UsageError
 from kernelwright.kernels.device import named_device
 from kernelwright.service.answer_cache import Given
-from kernelwright.service.answering import source_of_answer, source_of_record, tell_hardware, tell_record
+from kernelwright.service.answer_json import tell_hardware
+from kernelwright.service.answering import source_of_answer, source_of_record, tell_record
 from kernelwright.service.conditional import ETAG_HEADERS, IF_NONE_MATCH, next_page, tagged, told
 from kernelwright.service.missing import NotFound
 from kernelwright.service.problems import NOT_MODIFIED, responses
@@ -127,7 +128,7 @@ def best_source(request: Request) -> Response:
     """The kernel of the same question as a Python file that needs only torch and triton."""
     state: AppState = request.app.state.shared
     asked = read_question(request)
-    answer = state.answers.best(asked.workload, asked.device)
+    answer = state.best.whole(asked.workload, asked.device)
     state.metrics.queries.labels(answer.how).inc()
     return _python(request, source_of_answer(answer), f"{asked.workload.operator}_{asked.workload.key}")
 

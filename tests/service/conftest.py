@@ -120,7 +120,7 @@ def store(db_url: str) -> Iterator[Store]:
 
 @pytest.fixture
 def settings(db_url: str, recorded: Path) -> Settings:
-    return Settings(db=db_url, recorded=recorded, pretuned=False)
+    return Settings(db=db_url, recorded=recorded, pretuned=False, model_processes=0)
 
 
 @pytest.fixture

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -227,8 +228,10 @@ def test_cache_is_bounded_and_bound_to_the_token() -> None:
 
 def test_questions_that_come_together_are_answered_together() -> None:
     lots: list[list[int]] = []
+    asked_all = threading.Event()
 
     def work(asked: list[int]) -> list[int]:
+        asked_all.wait(10)
         lots.append(asked)
         if 13 in asked:
             raise ValueError("thirteen")
@@ -236,10 +239,16 @@ def test_questions_that_come_together_are_answered_together() -> None:
 
     async def ask_all() -> list[Any]:
         together = Together(work, 4)
-        return await asyncio.gather(*map(together.ask, [1, 2, 13, 4, 5, 6]), return_exceptions=True)
+        try:
+            asked = [asyncio.create_task(together.ask(number)) for number in (0, 1, 2, 13, 4, 5, 6)]
+            await asyncio.sleep(0)
+            asked_all.set()
+            return await asyncio.gather(*asked, return_exceptions=True)
+        finally:
+            together.close()
 
     answers = asyncio.run(ask_all())
-    assert [str(answer) for answer in answers] == ["2", "4", "thirteen", "8", "10", "12"]
+    assert [str(answer) for answer in answers] == ["0", "2", "4", "thirteen", "8", "10", "12"]
     assert max(map(len, lots)) == 4
 
 

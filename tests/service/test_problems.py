@@ -43,7 +43,7 @@ def assert_problem(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"colour": "7"}, 422, "invalid-workload", "colour"),
         ({"M": "64"}, 422, "invalid-workload", "given once"),
         ({"a_parameter_that_is_not_there": "1"}, 422, "invalid-workload", "parameter must be one of"),
-        ({"epilogue": "gelu,bias"}, 422, "invalid-workload", "epilogue"),
+        ({"epilogue": "gelu,squash"}, 422, "invalid-workload", "epilogue"),
         ({"error_budget": "2"}, 422, "invalid-workload", "error_budget"),
         ({"error_budget": "nan"}, 422, "invalid-workload", "error_budget"),
         ({"error_budget": "much"}, 422, "invalid-request", "query.error_budget"),
