@@ -24,7 +24,6 @@ FEATURE_VERSION = 2
 Column = Callable[[Geometry, Estimate], Array | float]
 
 
-
 def _log(value: Array | float) -> Array:
     return np.asarray(np.log2(np.maximum(value, 1e-6)))
 

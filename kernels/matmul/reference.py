@@ -31,7 +31,8 @@ def gelu_derivative(x: torch.Tensor) -> torch.Tensor:
     import torch
 
     density = torch.exp(-0.5 * x * x) / (2 * torch.pi) ** 0.5
-    return torch.special.ndtr(x) + x * density
+    cdf: torch.Tensor = torch.special.ndtr(x)
+    return cdf + x * density
 
 
 def gated(step: str, x: torch.Tensor) -> torch.Tensor:
