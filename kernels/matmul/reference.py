@@ -30,9 +30,9 @@ def gelu_derivative(x: torch.Tensor) -> torch.Tensor:
     """The derivative of the exact gelu at x."""
     import torch
 
-    density = torch.exp(-0.5 * x * x) / (2 * torch.pi) ** 0.5
-    cdf: torch.Tensor = torch.special.ndtr(x)
-    return cdf + x * density
+    density: torch.Tensor = torch.exp(-0.5 * x * x) / (2 * torch.pi) ** 0.5
+    derivative: torch.Tensor = torch.special.ndtr(x) + x * density
+    return derivative
 
 
 def gated(step: str, x: torch.Tensor) -> torch.Tensor:
