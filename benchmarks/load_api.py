@@ -8,17 +8,20 @@ import json
 import random
 import time
 from collections.abc import Sequence
+from typing import Any
 from urllib.parse import quote
 
 
 @dataclasses.dataclass(frozen=True)
 class Load:
-    """What to send. rate: requests a second. connections: kept open. paths: drawn from, evenly."""
+    """What to send. rate: requests a second. connections: kept open. paths: drawn from, evenly. apart: those of them
+    whose latencies are told apart, because the service must work out more for them."""
 
     port: int
     rate: float
     seconds: float
     paths: Sequence[str]
+    apart: frozenset[str] = frozenset()
     connections: int = 32
     seed: int = 0
 
@@ -26,27 +29,32 @@ class Load:
 @dataclasses.dataclass(frozen=True)
 class Outcome:
     """What came back. latencies in milliseconds, sorted; they begin when a request was due, not when it could be sent,
-    so that a service that stalls cannot hide it."""
+    so that a service that stalls cannot hide it. apart: those of the paths that are told apart."""
 
     latencies: Sequence[float]
     errors: int
     seconds: float
+    apart: Sequence[float] = ()
 
-    def percentile(self, share: float) -> float:
-        """The latency that this share of the requests kept within."""
-        return self.latencies[min(len(self.latencies) - 1, int(share * len(self.latencies)))]
-
-    def summary(self) -> dict[str, float]:
+    def summary(self) -> dict[str, Any]:
         """The figures for a result file."""
-        return {
-            "requests": len(self.latencies) + self.errors,
+        requests = len(self.latencies) + len(self.apart) + self.errors
+        out: dict[str, Any] = {
+            "requests": requests,
             "errors": self.errors,
-            "rate": round((len(self.latencies) + self.errors) / self.seconds, 1),
-            "p50_ms": round(self.percentile(0.5), 2),
-            "p95_ms": round(self.percentile(0.95), 2),
-            "p99_ms": round(self.percentile(0.99), 2),
-            "max_ms": round(self.latencies[-1], 2),
+            "rate": round(requests / self.seconds, 1),
+            **_percentiles(self.latencies),
         }
+        if self.apart:
+            out["apart"] = {"requests": len(self.apart), **_percentiles(self.apart)}
+        return out
+
+
+def _percentiles(latencies: Sequence[float]) -> dict[str, float]:
+    """Latencies that half, 95 %, 99 % and all of the requests kept within, in milliseconds."""
+    last = len(latencies) - 1
+    at = {"p50_ms": 0.5, "p95_ms": 0.95, "p99_ms": 0.99, "max_ms": 1.0}
+    return {name: round(latencies[min(last, int(share * len(latencies)))], 2) for name, share in at.items()}
 
 
 def run_load(load: Load) -> Outcome:
@@ -57,9 +65,9 @@ def run_load(load: Load) -> Outcome:
 async def _run(load: Load) -> Outcome:
     rng = random.Random(load.seed)
     due: asyncio.Queue[tuple[float, str] | None] = asyncio.Queue()
-    latencies: list[float] = []
+    seen: list[tuple[str, float]] = []
     errors: list[str] = []
-    workers = [asyncio.create_task(_connection(load.port, due, latencies, errors)) for _ in range(load.connections)]
+    workers = [asyncio.create_task(_connection(load.port, due, seen, errors)) for _ in range(load.connections)]
     start = time.perf_counter()
     for number in range(int(load.rate * load.seconds)):
         moment = start + number / load.rate
@@ -68,11 +76,13 @@ async def _run(load: Load) -> Outcome:
     for _ in workers:
         due.put_nowait(None)
     await asyncio.gather(*workers)
-    return Outcome(sorted(latencies), len(errors), time.perf_counter() - start)
+    plain = sorted(latency for path, latency in seen if path not in load.apart)
+    apart = sorted(latency for path, latency in seen if path in load.apart)
+    return Outcome(plain, len(errors), time.perf_counter() - start, apart)
 
 
 async def _connection(
-    port: int, due: asyncio.Queue[tuple[float, str] | None], latencies: list[float], errors: list[str]
+    port: int, due: asyncio.Queue[tuple[float, str] | None], seen: list[tuple[str, float]], errors: list[str]
 ) -> None:
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
     while (request := await due.get()) is not None:
@@ -85,7 +95,7 @@ async def _connection(
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
             continue
         if status == 200:
-            latencies.append(1000 * (time.perf_counter() - moment))
+            seen.append((path, 1000 * (time.perf_counter() - moment)))
         else:
             errors.append(str(status))
     writer.close()

@@ -46,6 +46,16 @@ def test_latency_figures(modules: dict[str, ModuleType]) -> None:
     }  # fmt: skip
 
 
+def test_questions_apart_are_told_apart(modules: dict[str, ModuleType]) -> None:
+    told = modules["load_api"].Outcome([1.0, 2.0], errors=0, seconds=2.0, apart=[50.0]).summary()
+    assert (told["requests"], told["max_ms"]) == (3, 2.0)
+    assert told["apart"] == {"requests": 1, "p50_ms": 50.0, "p95_ms": 50.0, "p99_ms": 50.0, "max_ms": 50.0}
+    load = modules["load_service"]
+    mixed = load.kinds(load.Size(winners=2000))["mixed"]
+    assert (len(mixed.paths), len(mixed.apart)) == (1000, 100) and mixed.apart <= set(mixed.paths)
+    assert not mixed.apart & set(load.kinds(load.Size(winners=2000))["measured"].paths)
+
+
 def test_the_summary_names_the_worst(modules: dict[str, ModuleType]) -> None:
     def row(p99: float, batch: float, errors: int) -> dict[str, object]:
         load = {kind: {"p99_ms": p99, "errors": errors} for kind in ("measured", "popular", "mixed")}
