@@ -58,14 +58,35 @@ def inline(module: str) -> tuple[set[str], list[str]]:
     imports: set[str] = set()
     code: list[str] = []
     owners: dict[str, str] = {}
-    for name, text in kernel_sources(module).items():
+    wanted: dict[str, set[str]] = {}
+    # those that import come after those that they import from, so that from behind all wishes are known
+    for name, text in reversed(kernel_sources(module).items()):
         tree = ast.parse(text)
-        for defined in _defined(tree):
+        kept = _needed(tree, wanted.get(name, set())) if name != module else set(_defined(tree))
+        for defined in kept:
             if owners.setdefault(defined, name) != name:
                 raise UsageError(f"{defined} is defined in both {owners[defined]} and {name}; rename one of them")
         imports |= set(_foreign_imports(tree, name))
-        code.append(_without_imports(name, text, tree))
+        for node in tree.body:
+            if isinstance(node, ast.ImportFrom):
+                wanted.setdefault(str(node.module), set()).update(alias.name for alias in node.names)
+        code.insert(0, _without_imports(name, text, tree, kept))
     return imports, code
+
+
+def _needed(tree: ast.Module, wanted: set[str]) -> set[str]:
+    """Names that a file's top level defines and that `wanted` names need, themselves among them."""
+    uses = {
+        name: {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+        for node in tree.body
+        for name in _defined(ast.Module([node], []))
+    }
+    found: set[str] = set()
+    open_names = wanted & set(uses)
+    while open_names:
+        found |= open_names
+        open_names = {used for name in open_names for used in uses[name]} & set(uses) - found
+    return found
 
 
 def _defined(tree: ast.Module) -> Iterator[str]:
@@ -93,13 +114,17 @@ def _foreign_imports(tree: ast.Module, name: str) -> Iterator[str]:
                 raise UsageError(f"{name} must import kernel files without `as`, got {ast.unparse(node)}")
 
 
-def _without_imports(name: str, text: str, tree: ast.Module) -> str:
-    """The file's text after its docstring, without import statements, under a comment that says where it is from."""
+def _without_imports(name: str, text: str, tree: ast.Module, kept: set[str]) -> str:
+    """The file's text after its docstring, without import statements and without definitions that are not kept, under a
+    comment that says where it is from."""
     dropped: set[int] = set()
     doc = ast.get_docstring(tree) or ""
     for position, node in enumerate(tree.body):
-        if isinstance(node, ast.Import | ast.ImportFrom) or (doc and position == 0):
-            dropped |= set(range(node.lineno, (node.end_lineno or node.lineno) + 1))
+        defined = set(_defined(ast.Module([node], [])))
+        unneeded = bool(defined) and not defined & kept
+        if isinstance(node, ast.Import | ast.ImportFrom) or (doc and position == 0) or unneeded:
+            decorators = [decorator.lineno for decorator in getattr(node, "decorator_list", [])]
+            dropped |= set(range(min([node.lineno, *decorators]), (node.end_lineno or node.lineno) + 1))
     kept = [line for number, line in enumerate(text.splitlines(), 1) if number not in dropped]
     title = _comment(f"From {name}: {doc.partition(chr(10))[0]}".removesuffix(": "))
     return f"{title}\n\n" + "\n".join(kept).strip("\n")

@@ -33,7 +33,7 @@ def kernels_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ops, "by_torch", refuse)
 
 
-@pytest.mark.parametrize("template", sorted(MATMUL.templates))
+@pytest.mark.parametrize("template", ["persistent_tma", "pointer", "skinny"])
 def test_model_runs_on_our_kernels(template: str) -> None:
     asked: list[Workload] = []
 
@@ -52,7 +52,7 @@ def test_model_runs_on_our_kernels(template: str) -> None:
     assert [workload.epilogue for workload in asked] == [("bias", "gelu"), ("bias", "silu")]
 
 
-@pytest.mark.parametrize("template", sorted(MATMUL.templates))
+@pytest.mark.parametrize("template", ["persistent_tma", "pointer", "skinny"])
 def test_operator_takes_an_operand_cut_from_a_larger_one(template: str) -> None:
     torch.manual_seed(0)
     a, b = torch.randn(64, 128)[:, 64:], torch.randn(64, 64).t()

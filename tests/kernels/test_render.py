@@ -48,9 +48,27 @@ def imported(source: str) -> set[str]:
     return {name.partition(".")[0] for name in names}
 
 
+SUITABLE = (
+    SMALL,
+    matmul_workload(1000, 1000, 1000),
+    matmul_workload(100, 72, 136, "fp16", groups=4),
+    matmul_workload(16, 512, 512, b_dtype="int4", scaling="group:128"),
+    matmul_workload(1, 512, 512),
+    matmul_workload(27, 27, 128, batch=16),
+    matmul_workload(128, 256, 512, "fp8e4m3", scaling="block128"),
+    matmul_workload(128, 256, 512, "fp4", scaling="nvfp4"),
+)
+
+
+def suited_to(template: str) -> Workload:
+    """The first of SUITABLE for which the template has schedules."""
+    return next(w for w in SUITABLE if len(MATMUL.templates[template].space(w, H100)))
+
+
 @pytest.mark.parametrize("template", sorted(MATMUL.templates))
 def test_needs_only_torch_and_triton(template: str) -> None:
-    source = render(SMALL, a_schedule(SMALL, template))
+    workload = suited_to(template)
+    source = render(workload, a_schedule(workload, template))
     assert imported(source) - set(sys.stdlib_module_names) == {"torch", "triton"}
     compile(source, "kernel.py", "exec")
 
@@ -152,7 +170,7 @@ def test_what_cannot_be_rendered_is_told() -> None:
 @pytest.mark.parametrize(
     ("sources", "words"),
     [
-        ({"one": "def f(): pass", "two": "f = 1"}, "f is defined in both one and two"),
+        ({"two": "f = 1", "one": "from two import f\ndef f(): pass"}, "f is defined in both one and two"),
         ({"one": "from kernelwright.kernels.matmul.epilogue_kernel import finish as f"}, "without `as`"),
         ({"one": "import kernelwright.kernels.matmul.epilogue_kernel"}, "as `from file import name`"),
     ],
