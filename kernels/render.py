@@ -125,9 +125,9 @@ def _without_imports(name: str, text: str, tree: ast.Module, kept: set[str]) -> 
         if isinstance(node, ast.Import | ast.ImportFrom) or (doc and position == 0) or unneeded:
             decorators = [decorator.lineno for decorator in getattr(node, "decorator_list", [])]
             dropped |= set(range(min([node.lineno, *decorators]), (node.end_lineno or node.lineno) + 1))
-    kept = [line for number, line in enumerate(text.splitlines(), 1) if number not in dropped]
+    lines = [line for number, line in enumerate(text.splitlines(), 1) if number not in dropped]
     title = _comment(f"From {name}: {doc.partition(chr(10))[0]}".removesuffix(": "))
-    return f"{title}\n\n" + "\n".join(kept).strip("\n")
+    return f"{title}\n\n" + "\n".join(lines).strip("\n")
 
 
 def _sorted_imports(statements: set[str]) -> str:
