@@ -56,9 +56,9 @@ class JobFeed:
             is_over = seen.job.state in ("done", "failed", "cancelled") and not seen.more
             text = seen.events
             if is_over:
-                text += _event("end", seen.job.model_dump_json())
+                text += event("end", seen.job.model_dump_json())
             elif seen.job != shown:
-                text += _event("job", seen.job.model_dump_json())
+                text += event("job", seen.job.model_dump_json())
             after, shown = seen.last, seen.job
             if text:
                 quiet_since = time.monotonic()
@@ -86,10 +86,11 @@ class JobFeed:
 
 
 def _trial_event(stored: StoredTrial) -> str:
-    return _event("trial", tell_trial(stored).model_dump_json(), stored.id)
+    return event("trial", tell_trial(stored).model_dump_json(), stored.id)
 
 
-def _event(kind: str, data: str, number: int | None = None) -> str:
+def event(kind: str, data: str, number: int | None = None) -> str:
+    """A server-sent event."""
     # JSON of pydantic is one line, as an event's data must be.
     name = "" if number is None else f"id: {number}\n"
     return f"{name}event: {kind}\ndata: {data}\n\n"

@@ -1,11 +1,13 @@
-"""The OpenAPI document: the form of errors, the ways to send a key, and 405 for what a path cannot do."""
+"""The OpenAPI document: the form of errors, the ways to send a key, and an example of every answer."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fastapi import FastAPI
 
+from kernelwright.service.examples import model_examples, operation_examples, problem_example, text_examples
 from kernelwright.service.problems import MEDIA_TYPE
 from kernelwright.service.schemas import Problem
 
@@ -17,15 +19,6 @@ SCHEMES: dict[str, Any] = {
 
 OPEN = frozenset({"/healthz"})
 
-EXAMPLE = {
-    "type": "urn:kernelwright:unknown-device",
-    "title": "Not Found",
-    "status": 404,
-    "detail": "device must be one of ..., got 'h1000'; did you mean 'h100'?",
-    "instance": "/v1/kernels/best",
-    "errors": [],
-}
-
 
 def describe(app: FastAPI) -> None:
     """Complete the document that the framework makes of the routes."""
@@ -35,23 +28,28 @@ def describe(app: FastAPI) -> None:
         if app.openapi_schema is None:
             document = make()
             components = document.setdefault("components", {})
-            problem = Problem.model_json_schema() | {"example": EXAMPLE}
-            components.setdefault("schemas", {})["Problem"] = problem
+            components.setdefault("schemas", {})["Problem"] = Problem.model_json_schema()
             components["securitySchemes"] = SCHEMES
+            examples = {**model_examples(), **text_examples(), **operation_examples()}
             for path, operations in document["paths"].items():
-                for operation in operations.values():
-                    _complete(path, operation)
+                for method, operation in operations.items():
+                    _complete(method, path, operation, examples)
             app.openapi_schema = document
         return app.openapi_schema
 
     app.openapi = openapi  # type: ignore[method-assign]
 
 
-def _complete(path: str, operation: dict[str, Any]) -> None:
+def _complete(method: str, path: str, operation: dict[str, Any], examples: Mapping[str, Any]) -> None:
     if path not in OPEN:
         # The empty one: a service without keys asks for none.
         operation["security"] = [*({name: []} for name in SCHEMES), {}]
     for status, answer in operation["responses"].items():
         if int(status) >= 400:
             # The framework adds its own form of 422 beside ours.
-            answer["content"] = {MEDIA_TYPE: answer["content"][MEDIA_TYPE]}
+            content = {**answer["content"][MEDIA_TYPE], "example": problem_example(path, int(status))}
+            answer["content"] = {MEDIA_TYPE: content}
+            continue
+        for media_type, content in answer.get("content", {}).items():
+            form = content["schema"].get("$ref", "").rpartition("/")[2] or media_type
+            content["example"] = examples.get(f"{method} {path}", examples[form])

@@ -41,6 +41,12 @@ _FILE: dict[int | str, dict[str, Any]] = {
 }
 
 
+class PythonFile(PlainTextResponse):
+    """A file in Python."""
+
+    media_type = PYTHON
+
+
 @router.get(
     "/best",
     summary="The fastest known kernel for a workload on a GPU",
@@ -120,7 +126,7 @@ def records(
 @router.get(
     "/best/source",
     summary="Its standalone file",
-    response_class=PlainTextResponse,
+    response_class=PythonFile,
     responses=_FILE,
     openapi_extra=_QUESTION,
 )
@@ -142,7 +148,7 @@ def record(request: Request, state: State, record_id: Id) -> Response:
 @router.get(
     "/{record_id}/source",
     summary="A record's kernel as a file",
-    response_class=PlainTextResponse,
+    response_class=PythonFile,
     responses=_FILE,
     openapi_extra=_TAGGED,
 )

@@ -10,14 +10,16 @@ from prometheus_client import CONTENT_TYPE_LATEST
 
 from kernelwright.db.engine import session_scope
 from kernelwright.db.schema import current_revision
-from kernelwright.service.conditional import next_page, told
-from kernelwright.service.problems import responses
+from kernelwright.service.conditional import ETAG_HEADERS, IF_NONE_MATCH, next_page, told
+from kernelwright.service.problems import NOT_MODIFIED, responses
 from kernelwright.service.routes.params import Limit
 from kernelwright.service.schemas import AuditList, AuditOut, Health
 from kernelwright.service.state import State, principal
 
 router = APIRouter(tags=["operations"], responses=responses())
 
+_TAGGED: dict[str, Any] = {"parameters": [IF_NONE_MATCH]}
+_OK: dict[int | str, dict[str, Any]] = {200: {"headers": ETAG_HEADERS}, **NOT_MODIFIED}
 _TEXT: dict[int | str, dict[str, Any]] = {200: {"content": {"text/plain": {"schema": {"type": "string"}}}}}
 
 
@@ -43,7 +45,13 @@ def metrics(state: State) -> Response:
     return Response(state.metrics.render(), media_type=CONTENT_TYPE_LATEST)
 
 
-@router.get("/v1/audit", summary="Who changed what, newest first", response_model=AuditList)
+@router.get(
+    "/v1/audit",
+    summary="Who changed what, newest first",
+    response_model=AuditList,
+    responses=_OK,
+    openapi_extra=_TAGGED,
+)
 def audit(
     request: Request,
     state: State,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema_rs
 import pytest
 import schemathesis
 from fastapi import FastAPI
@@ -132,6 +133,37 @@ def test_every_operation_is_described(served: FastAPI) -> None:
             for parameter in operation.get("parameters", ()):
                 assert parameter.get("description"), f"{where}: {parameter['name']}"
             assert any(int(status) < 400 for status in operation["responses"]), where
+
+
+def test_every_answer_has_an_example_of_its_form(served: FastAPI) -> None:
+    document = json.loads(json.dumps(served.openapi()))
+    checked = 0
+    for path, methods in document["paths"].items():
+        for method, operation in methods.items():
+            for status, answer in operation["responses"].items():
+                where = f"{method} {path} {status}"
+                assert status == "304" or answer["content"], where
+                for media_type, content in answer.get("content", {}).items():
+                    schema = {**content["schema"], "components": document["components"]}
+                    jsonschema_rs.validate(schema, content["example"])
+                    if int(status) >= 400:
+                        assert media_type == MEDIA_TYPE and content["example"]["status"] == int(status), where
+                        assert "{" not in content["example"]["instance"], where
+                    checked += 1
+    assert checked > 200
+
+
+def test_examples_are_what_the_service_understands(served: FastAPI) -> None:
+    document = served.openapi()
+    operations = document["paths"]
+    best = operations["/v1/kernels/best"]["get"]["responses"]["200"]["content"]["application/json"]["example"]
+    job = operations["/v1/jobs"]["post"]["responses"]["202"]["content"]["application/json"]["example"]
+    assert job["state"] == "queued"
+    with httpx.Client(transport=AppTransport(served), base_url="http://127.0.0.1") as http:
+        answer = http.get(best["links"]["workload"]).json()
+        assert answer["workload"] == best["workload"] and answer.keys() == best.keys()
+        batch = document["components"]["schemas"]["BatchIn"]["examples"][0]
+        assert http.post("/v1/kernels/best:batch", json=batch).status_code == 200
 
 
 JSON = st.recursive(
