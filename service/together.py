@@ -38,10 +38,11 @@ class Together(Generic[Q, A]):
         return await future
 
     def close(self) -> None:
-        """End the thread once what waits is answered."""
-        self._waiting.put(None)
+        """End the thread once what waits is answered; the next question starts another."""
         if self._thread is not None:
+            self._waiting.put(None)
             self._thread.join()
+            self._thread = None
 
     def _run(self) -> None:
         while (first := self._waiting.get()) is not None:

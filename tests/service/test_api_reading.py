@@ -252,6 +252,14 @@ def test_questions_that_come_together_are_answered_together() -> None:
     assert max(map(len, lots)) == 4
 
 
+def test_whoever_asks_after_the_end_is_answered_too() -> None:
+    together: Together[int, int] = Together(lambda asked: [-number for number in asked], 4)
+    for number in (1, 2):
+        assert asyncio.run(together.ask(number)) == -number
+        together.close()
+        together.close()
+
+
 @pytest.fixture
 def many(client: Client) -> Iterator[Callable[[list[WorkloadArgs]], list[Any]]]:
     yield lambda asked: client.best_of(asked, "h100")
