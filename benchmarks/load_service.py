@@ -186,9 +186,9 @@ def measure(name: str, url: str, plan: Plan) -> dict[str, Any]:
     with served(url) as (port, process):
         row["start_s"] = round(time.monotonic() - began, 2)
         row["load_average_before"] = os.getloadavg()[0]
-        row["batch_ms"], row["batch_max_ms"] = _batches(port, plan)
         asked = kinds(plan.size)
         run_load(Load(port, plan.rate, WARM_SECONDS, asked["popular"].paths))
+        row["batch_ms"], row["batch_max_ms"] = _batches(port, plan)
         row["load"] = {name: _asked(port, process, plan, kind) for name, kind in asked.items()}
         row |= memory_mb(process)
         row["load_average_after"] = os.getloadavg()[0]

@@ -45,11 +45,11 @@ class ChangeWatch:
         if self.engine.url.database in (None, "", ":memory:"):
             return None
         # The number is one connection's own, so that it must always be the same one, and one that never writes.
-        if self._connection is None:
-            self._connection = self.engine.raw_connection()
-            self._connection.detach()
-            self._generation += 1
         try:
+            if self._connection is None:
+                self._connection = self.engine.raw_connection()
+                self._connection.detach()
+                self._generation += 1
             cursor = self._connection.cursor()
             cursor.execute("PRAGMA data_version")
             (version,) = cursor.fetchall()[0]

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
-from sqlalchemy import Engine, PoolProxiedConnection
+from sqlalchemy import Engine
 from sqlalchemy.engine.interfaces import DBAPICursor
 
 from kernelwright.db.engine import database_errors
@@ -28,7 +28,7 @@ class DirectReads:
         self.mark = "%s" if self._postgres else "?"
         self._errors: Any = engine.dialect.loaded_dbapi.Error
         self._keeps = self._postgres or engine.url.database not in (None, "", ":memory:")
-        self._idle: list[PoolProxiedConnection] = []
+        self._idle: list[Any] = []
         self._lock = threading.Lock()
 
     def run(self, read: Callable[[DBAPICursor], T]) -> T:
@@ -39,8 +39,8 @@ class DirectReads:
         while True:
             with self._lock:
                 kept = self._idle.pop() if self._idle else None
-            connection = kept or self._connect()
             try:
+                connection = kept or self._connect()
                 found = self._read(connection, read)
             except self._errors as error:
                 if kept is None:
@@ -58,7 +58,7 @@ class DirectReads:
         for connection in idle:
             connection.close()
 
-    def _read(self, connection: PoolProxiedConnection, read: Callable[[DBAPICursor], T]) -> T:
+    def _read(self, connection: Any, read: Callable[[DBAPICursor], T]) -> T:
         whole = False
         try:
             cursor = connection.cursor()
@@ -70,14 +70,16 @@ class DirectReads:
             if not (whole and self._keeps):
                 connection.close()
 
-    def _connect(self) -> PoolProxiedConnection:
+    def _connect(self) -> Any:
         with database_errors(self.engine):
-            connection = self.engine.raw_connection()
-        if self._keeps:
-            connection.detach()
+            pooled = self.engine.raw_connection()
+        if not self._keeps:
+            return pooled
+        connection: Any = pooled.dbapi_connection
+        pooled.detach()
         if self._postgres:
             # SQLite's connections begin nothing by themselves anyway.
-            connection.dbapi_connection.autocommit = True  # type: ignore[union-attr]
+            connection.autocommit = True
         return connection
 
     def _unavailable(self, error: Exception) -> DatabaseUnavailable:

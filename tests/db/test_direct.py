@@ -41,7 +41,7 @@ def test_a_connection_that_died_is_replaced(store: Store) -> None:
     store.put_winner(record())
     assert store.direct.run(count) == 1
     (kept,) = store.direct._idle
-    kept.dbapi_connection.close()  # type: ignore[union-attr]
+    kept.close()
     assert store.direct.run(count) == 1
     assert kept not in store.direct._idle and len(store.direct._idle) == 1
 

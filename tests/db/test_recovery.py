@@ -16,6 +16,7 @@ from alembic import command
 from sqlalchemy import create_engine, make_url, text
 
 from kernelwright.db import Store, schema, upgrade
+from kernelwright.db.record_lookup import RecordLookup
 from kernelwright.errors import DatabaseUnavailable
 from tests.db.values import matmul, record, trial
 
@@ -38,6 +39,9 @@ def server() -> Iterator[Any]:
 def test_a_killed_server_that_comes_back_is_used_again(server: Any) -> None:
     with Store.open(server.get_uri()) as store:
         store.add_trial(trial(1))
+        store.put_winner(record())
+        lookup, key = RecordLookup(store), record().device.key
+        assert lookup.find([matmul()], key).find_records(matmul().key, key) == [record()]
         process = server.get_postmaster_info().process
         process.send_signal(signal.SIGQUIT)
         process.wait(30)
@@ -45,9 +49,12 @@ def test_a_killed_server_that_comes_back_is_used_again(server: Any) -> None:
             store.count_trials()
         with pytest.raises(DatabaseUnavailable, match="could not be used"):
             store.add_trial(trial(2))
+        with pytest.raises(DatabaseUnavailable, match="could not be read"):
+            lookup.find([matmul()], key)
         server.ensure_postgres_running()
         assert store.add_trial(trial(2))
         assert list(store.trials()) == [trial(1), trial(2)]
+        assert lookup.find([matmul()], key).find_records(matmul().key, key) == [record()]
 
 
 @pytest.mark.parametrize("asset", ASSETS, ids=lambda path: path.stem)

@@ -7,7 +7,10 @@ import contextlib
 import dataclasses
 import os
 import signal
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
@@ -72,6 +75,35 @@ def test_a_process_that_is_killed_is_replaced(device: DeviceSpec) -> None:
             asked.result(60)
         again = predictor.ask(nothing(matmul_workload(16, 64, 64), device))
         assert again is not None and again.result(60).how == "predicted"
+
+
+ORPHAN = """
+import time
+from kernelwright.service.answering import Answers, NoRecords
+from kernelwright.service.predictor import Predictor
+if __name__ == "__main__":
+    predictor = Predictor(Answers(NoRecords()), 1)
+    predictor.begin()
+    print(*predictor._executor._processes, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_the_process_ends_with_a_service_that_is_killed(tmp_path: Path) -> None:
+    script = tmp_path / "orphan.py"
+    script.write_text(ORPHAN, encoding="utf-8")
+    with subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True) as parent:
+        assert parent.stdout is not None
+        child = int(parent.stdout.readline())
+        parent.kill()
+    # Gone, or dead and waiting for somebody to take note of it.
+    for _ in range(300):
+        stat = Path(f"/proc/{child}/stat")
+        if not stat.exists() or stat.read_text(encoding="utf-8").rpartition(")")[2].split()[0] == "Z":
+            return
+        time.sleep(0.05)
+    os.kill(child, signal.SIGKILL)
+    raise AssertionError("the process outlived the one that it was started by")
 
 
 def test_who_asks_the_same_shares_it_and_the_queue_has_an_end(device: DeviceSpec) -> None:
