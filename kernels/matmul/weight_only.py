@@ -33,8 +33,11 @@ def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) ->
 
 
 def _rounds(problem: Problem) -> bool:
-    """Whether weights times scales lose digits that the result would show: int4 in bf16, unless out is bf16 too."""
-    return problem.a_dtype == "bf16" and problem.b_dtype == "int4" and problem.out_dtype != "bf16"
+    """Whether weights times scales lose what the result would show: digits of int4 in bf16, unless out is bf16 too, and
+    in fp16 the powers of two of mx, which reach far beyond its range."""
+    if problem.a_dtype == "fp16":
+        return problem.scaling == "mx"
+    return problem.b_dtype == "int4" and problem.out_dtype != "bf16"
 
 
 def _shared(problem: Problem, knobs: Knobs) -> int:
@@ -59,7 +62,7 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         if block % group:
             return f"block_k {block} is no multiple of the {group} that share a scale"
         if _rounds(problem) and block > group:
-            return f"weights times scales in bf16 are too coarse for {problem.out_dtype}; block_k must be {group}"
+            return f"weights times scales do not fit {problem.a_dtype}; block_k must be {group}"
         return None
 
     def rows(knobs: Knobs) -> str | None:

@@ -44,13 +44,19 @@ def test_bf16_weights_are_scaled_before_the_product_only_where_out_is_as_coarse(
     assert steps["bf16"] == {64, 128, 256}
 
 
+def test_fp16_weights_are_scaled_in_fp32_under_mx() -> None:
+    for out in ("fp16", "fp32"):
+        workload = matmul_workload(16, 4096, 4096, "fp16", b_dtype="fp4", scaling="mx", out_dtype=out)
+        assert {s.knobs["block_k"] for s in WEIGHT_ONLY.space(workload, H100)} == {32}
+
+
 def _int4(out: str) -> Workload:
     return matmul_workload(16, 4096, 4096, "bf16", b_dtype="int4", scaling="group:64", out_dtype=out)
 
 
 @pytest.mark.parametrize(
     ("m", "dtype", "b_dtype", "scaling", "block_k"),
-    [(16, "bf16", "int4", "group:128", 128), (70, "fp16", "fp4", "mx", 64), (16, "bf16", "fp4", "nvfp4", 128)],
+    [(16, "bf16", "int4", "group:128", 128), (70, "fp16", "fp4", "mx", 32), (16, "bf16", "fp4", "nvfp4", 128)],
 )
 def test_products_are_made_by_warp_groups(m: int, dtype: str, b_dtype: str, scaling: str, block_k: int) -> None:
     workload = matmul_workload(m, 6144, 4096, dtype, b_dtype=b_dtype, scaling=scaling)
