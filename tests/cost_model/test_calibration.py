@@ -91,7 +91,9 @@ def test_the_file_keeps_it(
 
 @pytest.fixture(scope="module")
 def h100_sweep() -> list[Trial]:
-    return [t for t in load_recorded(recorded_path("h100")) if t.toolchain.triton]
+    """The trials of sweeps alone: a search tries little but what it expects to be fast, which says nothing of the rest."""
+    trials = load_recorded(recorded_path("h100"))
+    return [trial for trial in trials if trial.origin.startswith("record")]
 
 
 def test_calibration_holds_on_workloads_that_no_fit_saw(h100_sweep: list[Trial]) -> None:
@@ -104,7 +106,8 @@ def test_calibration_holds_on_workloads_that_no_fit_saw(h100_sweep: list[Trial])
     assert sum(b["count"] for b in bins) == report["workloads"] == len(calibration.workloads)
     mean = {name: np.average([b[name] for b in bins], weights=[b["count"] for b in bins]) for name in bins[0]}
     assert abs(mean["expected"] - mean["realised"]) < 0.02
-    assert report["error"] < 0.05
+    assert report["error"] < 0.04
+    assert bins[0]["realised"] < bins[-1]["realised"]
     assert all(abs(b["predicted"] - b["measured"]) < 0.07 for b in report["bins"] if b["count"] > 100)
     assert sum(map(sum, report["cells"])) == sum(b["count"] for b in report["bins"]) == report["trials"]
 
