@@ -91,7 +91,7 @@ def test_the_file_keeps_it(
 
 @pytest.fixture(scope="module")
 def h100_sweep() -> list[Trial]:
-    """The trials of sweeps alone: a search tries little but what it expects to be fast, which says nothing of the rest."""
+    """The trials of sweeps alone: a search tries mostly what it expects to be fast, which says little of the rest."""
     trials = load_recorded(recorded_path("h100"))
     return [trial for trial in trials if trial.origin.startswith("record")]
 
