@@ -6,13 +6,15 @@ import dataclasses
 import sqlite3
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from sqlalchemy import text
 
-from kernelwright.db import Store, default_url, open_engine, upgrade
+from kernelwright.db import Store, default_url, open_engine, schema, upgrade
 from kernelwright.db.engine import session_scope
 from kernelwright.errors import DatabaseUnavailable, MissingDependency
 from tests.db.values import record, trial
@@ -34,6 +36,21 @@ def test_what_was_stored_is_there_after_opening_again(url: str) -> None:
     with Store.open(url) as store:
         assert list(store.trials()) == [trial(1)]
         assert store.records() == [record()]
+
+
+def test_many_may_open_a_new_file_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """About one in twelve such meetings failed while the switch to the write-ahead log was not tried again."""
+    monkeypatch.setattr(schema, "ensure_schema", lambda engine: engine.connect().close())
+    with ThreadPoolExecutor(4) as threads:
+        for number in range(80):
+            meet = threading.Barrier(4)
+
+            def open_it(url: str = f"sqlite:///{tmp_path}/{number}.db", meet: threading.Barrier = meet) -> None:
+                meet.wait()
+                open_engine(url).dispose()
+
+            for opened in [threads.submit(open_it) for _ in range(4)]:
+                opened.result()
 
 
 def test_the_default_is_in_the_users_data_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
