@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Union
 
 from kernelwright.errors import UsageError
 from kernelwright.kernels.precision import rate_tflops
@@ -19,6 +19,9 @@ if TYPE_CHECKING:
     import torch
 
 Inputs = dict[str, "torch.Tensor"]
+
+Result = Union["torch.Tensor", tuple["torch.Tensor", ...]]
+"""What an operator computes: one tensor, or several, such as the three gradients of attention."""
 
 Launch = tuple[Any, tuple[int, ...], tuple[Any, ...], dict[str, Any]]
 """One kernel launch: (jit function, grid, arguments, options such as num_warps); run it with `launch_all`."""
@@ -97,20 +100,20 @@ class Operator(Protocol):
         """Random normal operands with the workload's dtypes and strides. The vendor call and ours get the same."""
         ...
 
-    def empty_output(self, workload: Workload, device: str) -> torch.Tensor:
-        """A result tensor filled with NaN (integers: the least value), with the workload's strides."""
+    def empty_output(self, workload: Workload, device: str) -> Any:
+        """A Result filled with NaN (integers: the least value), with the workload's strides."""
         ...
 
-    def reference(self, workload: Workload, inputs: Inputs) -> torch.Tensor:
-        """The right answer in fp64."""
+    def reference(self, workload: Workload, inputs: Inputs) -> Any:
+        """The right Result in fp64."""
         ...
 
     def vendor(self, workload: Workload, inputs: Inputs) -> tuple[str, Callable[[], Any]] | None:
         """The strongest library call for this workload, with its name; None if no library does it."""
         ...
 
-    def plan(self, workload: Workload, schedule: Schedule, inputs: Inputs, out: torch.Tensor) -> list[Launch]:
-        """The launches that compute `out`; workspaces are allocated here. Works on meta tensors for building."""
+    def plan(self, workload: Workload, schedule: Schedule, inputs: Inputs, out: Any) -> list[Launch]:
+        """The launches that compute the Result `out`; workspaces are allocated here. Works on meta tensors too."""
         ...
 
 

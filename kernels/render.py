@@ -10,20 +10,25 @@ import itertools
 import sys
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType
+from typing import Any
 
 from kernelwright.errors import IllegalSchedule, UsageError
 from kernelwright.kernels import get_operator
-from kernelwright.kernels.matmul.rendered import constants, harness
-from kernelwright.kernels.matmul.workload import problem_of
+from kernelwright.kernels.matmul import rendered as matmul
 from kernelwright.kernels.source import kernel_sources
 from kernelwright.types import VENDOR_TEMPLATE, Schedule, Workload
+
+_AROUND: Mapping[str, Any] = {"matmul": matmul}
+"""What stands around a kernel, by operator: a module with a TITLE, `constants` and `harness`."""
 
 _HARNESS_IMPORTS = ("import argparse", "import sys", "import torch", "import triton")
 
 
 def render(workload: Workload, schedule: Schedule, provenance: Mapping[str, str] = MappingProxyType({})) -> str:
-    """Python source that defines `matmul(a, b, .., out=None)` and checks and times it when run; between b and out stand
-    scales, offsets and the operands of the epilogue, in its order.
+    """Python source that defines a function named like the operator and checks and times it when run.
+
+    For a matmul it is `matmul(a, b, .., out=None)`; between b and out stand scales, offsets and the operands of the
+    epilogue, in its order.
 
     provenance: what is known of the kernel, written into the head of the file, in the order given.
     Raises IllegalSchedule for a template that the operator does not have, the operator's errors for the workload, and
@@ -31,8 +36,9 @@ def render(workload: Workload, schedule: Schedule, provenance: Mapping[str, str]
     """
     operator = get_operator(workload.operator)
     operator.validate(workload)
-    if operator.name != "matmul":
-        raise UsageError(f"only matmul kernels can be written as a file, got {operator.name}")
+    if operator.name not in _AROUND:
+        raise UsageError(f"kernels of {', '.join(_AROUND)} can be written as a file, got {operator.name}")
+    around = _AROUND[operator.name]
     if schedule.template == VENDOR_TEMPLATE:
         call = schedule.knobs.get("call", "the vendor library")
         raise IllegalSchedule(f"{call} is a library call, there is no kernel to write; ask for one of ours instead")
@@ -40,11 +46,19 @@ def render(workload: Workload, schedule: Schedule, provenance: Mapping[str, str]
         raise IllegalSchedule(f"template must be one of {', '.join(operator.templates)}, got {schedule.template!r}")
     imports, code = inline(operator.templates[schedule.template].kernel_module)
     parts = [
-        _head(workload, schedule, {**provenance, "template source": operator.templates[schedule.template].fingerprint}),
+        _head(
+            around.TITLE,
+            {
+                "workload": str(workload),
+                "schedule": str(schedule),
+                **provenance,
+                "template source": operator.templates[schedule.template].fingerprint,
+            },
+        ),
         _sorted_imports({*imports, *_HARNESS_IMPORTS}),
-        constants(workload, schedule, operator.tolerance(workload)),
+        around.constants(workload, schedule, operator.tolerance(workload)),
     ]
-    code += harness(problem_of(workload))
+    code += around.harness(workload)
     return (
         "\n\n".join(part.strip("\n") for part in parts) + "\n\n\n" + "\n\n\n".join(x.strip("\n") for x in code) + "\n"
     )
@@ -146,11 +160,10 @@ def _comment(text: str) -> str:
     return "# " + "".join(character if character.isprintable() else " " for character in text).strip()
 
 
-def _head(workload: Workload, schedule: Schedule, provenance: Mapping[str, str]) -> str:
-    facts = {"workload": str(workload), "schedule": str(schedule), **provenance}
+def _head(title: str, facts: Mapping[str, str]) -> str:
     return "\n".join(
         [
-            '"""A matrix product kernel written by Kernelwright. Needs torch and triton; run it to check it."""',
+            f'"""{title} written by Kernelwright. Needs torch and triton; run it to check it."""',
             "",
             "# SPDX-License-Identifier: Apache-2.0",
             "#",

@@ -171,7 +171,8 @@ def _launch(launches: list[Launch]) -> None:
 
 
 def _poison(out: Any) -> None:
-    out.fill_(float("nan"))
+    for tensor in out if isinstance(out, tuple) else (out,):
+        tensor.fill_(float("nan"))
 
 
 def _check(loaded: _Loaded) -> Verdict:

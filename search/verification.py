@@ -6,7 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import torch
+    from kernelwright.kernels.operator import Result
 
 WORST_ELEMENT = 40.0
 """The worst element may be off by this many times the tolerance, in units of the reference's root mean square.
@@ -33,14 +33,21 @@ class Verdict:
         return not self.reason
 
 
-def verify(out: torch.Tensor, reference: torch.Tensor, tolerance: float) -> Verdict:
-    """Compare a result with its fp64 reference of the same shape, on either's device; empty results are right."""
+def verify(out: Result, reference: Result, tolerance: float) -> Verdict:
+    """Compare a result with its fp64 reference of the same shapes, on either's device; empty results are right.
+
+    Of a result of several tensors the first wrong one is told, or the largest errors. An infinite element of the
+    reference (the logarithm of an empty sum) must be met exactly.
+    """
+    if isinstance(out, tuple) or isinstance(reference, tuple):
+        return _verify_all(out, reference, tolerance)
     if out.shape != reference.shape:
         return Verdict(float("inf"), float("inf"), f"shape must be {tuple(reference.shape)}, got {tuple(out.shape)}")
     if reference.numel() == 0:
         return Verdict(0.0, 0.0)
-    difference = out.double() - reference
-    scale = (reference.square().sum().item() / reference.numel()) ** 0.5
+    met = reference.isinf() & (out == reference)
+    difference = (out.double() - reference).masked_fill_(met, 0.0)
+    scale = (reference.square().masked_fill_(met, 0.0).sum().item() / reference.numel()) ** 0.5
     off = (difference.square().sum().item() / reference.numel()) ** 0.5
     worst = difference.abs().max().item()
     if not off < float("inf"):
@@ -57,3 +64,14 @@ def verify(out: torch.Tensor, reference: torch.Tensor, tolerance: float) -> Verd
             error, worst, f"one element is off by {worst:.2e} root mean squares, over {WORST_ELEMENT * tolerance:.2e}"
         )
     return Verdict(error, worst)
+
+
+def _verify_all(out: Result, reference: Result, tolerance: float) -> Verdict:
+    ours, right = (part if isinstance(part, tuple) else (part,) for part in (out, reference))
+    if len(ours) != len(right):
+        return Verdict(float("inf"), float("inf"), f"result must have {len(right)} tensors, got {len(ours)}")
+    verdicts = [verify(one, other, tolerance) for one, other in zip(ours, right, strict=True)]
+    for place, verdict in enumerate(verdicts):
+        if not verdict.right:
+            return dataclasses.replace(verdict, reason=f"tensor {place} of the result: {verdict.reason}")
+    return Verdict(max(verdict.error for verdict in verdicts), max(verdict.worst for verdict in verdicts))

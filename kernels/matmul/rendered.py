@@ -5,6 +5,8 @@ from __future__ import annotations
 from kernelwright.kernels.matmul.workload import OPERANDS, Problem, group_size, problem_of
 from kernelwright.types import Schedule, Workload
 
+TITLE = "A matrix product kernel"
+
 _DTYPES = {
     "fp16": "torch.float16",
     "bf16": "torch.bfloat16",
@@ -77,8 +79,9 @@ TOLERANCE = {tolerance!r}
 """
 
 
-def harness(problem: Problem) -> list[str]:
+def harness(workload: Workload) -> list[str]:
     """The code after the kernel's own, one part for each item."""
+    problem = problem_of(workload)
     parts = [_STRIDED, _function(problem)]
     if not checks_itself(problem):
         return [*parts, _NO_CHECK]

@@ -49,3 +49,21 @@ def test_zeros_and_empty_results() -> None:
     assert verify(zeros.half(), zeros, TOLERANCE).right
     assert not verify(zeros.half() + 1, zeros, TOLERANCE).right
     assert verify(torch.empty(0, 4), torch.empty(0, 4, dtype=torch.float64), TOLERANCE).right
+
+
+def test_every_tensor_of_a_result_is_compared() -> None:
+    (out, reference), (other, other_reference) = pair(), pair()
+    assert verify((out, other), (reference, other_reference), TOLERANCE).right
+    other[1, 2] += 60
+    verdict = verify((out, other), (reference, other_reference), TOLERANCE)
+    assert verdict.reason.startswith("tensor 1 of the result: relative error")
+    assert "must have 2 tensors, got 1" in verify(out, (reference, other_reference), TOLERANCE).reason
+
+
+def test_an_infinite_element_must_be_met() -> None:
+    out, reference = pair()
+    out, reference[3, 5], out[3, 5] = out.float(), -float("inf"), -float("inf")
+    assert verify(out, reference, TOLERANCE).right
+    for value in (0.0, float("inf"), float("nan")):
+        out[3, 5] = value
+        assert not verify(out, reference, TOLERANCE).right
