@@ -8,7 +8,11 @@ from collections.abc import Callable, Iterable, Mapping
 from kernelwright.errors import UsageError
 from kernelwright.types import Workload, canonical_json
 
-SWEPT_DIMS: Mapping[str, frozenset[str]] = {"matmul": frozenset({"B", "M"})}
+SWEPT_DIMS: Mapping[str, frozenset[str]] = {
+    "matmul": frozenset({"B", "M"}),
+    "conv2d": frozenset({"N"}),
+    "attention": frozenset({"B", "Sq", "Skv", "T", "Tk"}),
+}
 """By operator, the dimensions that one model runs with many values: tokens and batch. The others are its weights'."""
 
 _OTHER_FIELD = 1.0

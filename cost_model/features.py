@@ -6,17 +6,25 @@ device (waves, occupancy, bytes on each level), beside the analytic estimate and
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
+from kernelwright.cost_model.attention_geometry import (
+    ATTENTION_TEMPLATES,
+    attention_geometry,
+    attention_references,
+    visible_share,
+)
+from kernelwright.cost_model.conv2d_geometry import CONV2D_TEMPLATES, conv2d_geometry
 from kernelwright.cost_model.geometry import TEMPLATES, Array, Geometry, matmul_geometry
-from kernelwright.cost_model.roofline_estimate import Estimate, estimate_beside_reference, tile_efficiency
+from kernelwright.cost_model.roofline_estimate import Estimate, estimate, product_references, tile_efficiency
 from kernelwright.errors import UnknownOperator
 from kernelwright.kernels.matmul.workload import ACTIVATIONS, OPERANDS, PAIRS
 from kernelwright.kernels.precision import PARTS
-from kernelwright.types import DeviceSpec, Schedule, Workload
+from kernelwright.types import DeviceSpec, Scalar, Schedule, Workload
 
 FEATURE_VERSION = 2
 """Changes whenever a column, its meaning or the estimate changes; models of another version are refused."""
@@ -37,7 +45,7 @@ def _contiguous_bytes(along_k: bool, tile_k: Array, tile_other: Array, width: fl
     return (tile_k if along_k else tile_other) * width
 
 
-_MATMUL: Mapping[str, Column] = {
+_PRODUCT: Mapping[str, Column] = {
     "log_m": lambda g, e: _log(g.problem.m + 1),
     "log_n": lambda g, e: _log(g.problem.n + 1),
     "log_k": lambda g, e: _log(g.problem.k + 1),
@@ -132,11 +140,65 @@ _MATMUL: Mapping[str, Column] = {
     "estimate_total": lambda g, e: _log(e.total / e.reference),
     "log_ideal_us": lambda g, e: _log(e.ideal),
     "log_reference_us": lambda g, e: _log(e.reference),
-    **{f"template_{name}": lambda g, e, name=name: (g.templates == name).astype(float) for name in TEMPLATES},  # type: ignore[misc]
 }
 
-_COLUMNS: Mapping[str, Mapping[str, Column]] = {"matmul": _MATMUL}
-_GEOMETRY: Mapping[str, Callable[[Workload, DeviceSpec, Sequence[Schedule]], Geometry]] = {"matmul": matmul_geometry}
+
+def _templates(names: Sequence[str]) -> dict[str, Column]:
+    """A column for each template: 1 where a schedule is of it."""
+    return {
+        f"template_{name}": lambda g, e, name=name: (g.templates == name).astype(float)  # type: ignore[misc]
+        for name in names
+    }
+
+
+def _given(name: str, value: Scalar) -> Column:
+    """1 where the workload has this attribute with this value."""
+    return lambda g, e: float(g.workload.attributes.get(name) == value)
+
+
+def _number(name: str, default: float) -> Column:
+    """The log2 of an attribute that is a number."""
+    return lambda g, e: _log(float(g.workload.attributes.get(name, default)))
+
+
+_CONV2D: Mapping[str, Column] = {
+    "log_taps": lambda g, e: _log(float(g.workload.dims["R"] * g.workload.dims["S"])),
+    "log_width": lambda g, e: _log(float(g.workload.dims["W"] + 1)),
+    "log_stride_h": _number("stride_h", 1),
+    "log_stride_w": _number("stride_w", 1),
+    "log_dilation": _number("dilation_h", 1),
+    "transposed": _given("transposed", True),
+    "input_gradient": _given("direction", "input_gradient"),
+    "weight_gradient": _given("direction", "weight_gradient"),
+}
+
+_ATTENTION: Mapping[str, Column] = {
+    "log_head_dim": lambda g, e: _log(float(g.workload.dims["D"])),
+    "log_queries": lambda g, e: _log(float(g.workload.dims["Sq"] + 1)),
+    "log_group": lambda g, e: _log(g.workload.dims["Hq"] / max(g.workload.dims.get("Hkv", g.workload.dims["Hq"]), 1)),
+    "visible": lambda g, e: visible_share(g.workload),
+    "backward": _given("direction", "backward"),
+    "paged": lambda g, e: float("page" in g.workload.dims),
+    "packed": lambda g, e: float("T" in g.workload.dims),
+    "softcap": lambda g, e: float("softcap" in g.workload.attributes),
+    "mask": lambda g, e: float("mask" in g.workload.attributes),
+}
+
+_COLUMNS: Mapping[str, Mapping[str, Column]] = {
+    "matmul": {**_PRODUCT, **_templates(TEMPLATES)},
+    "conv2d": {**_PRODUCT, **_CONV2D, **_templates(CONV2D_TEMPLATES)},
+    "attention": {**_PRODUCT, **_ATTENTION, **_templates(ATTENTION_TEMPLATES)},
+}
+_GEOMETRY: Mapping[str, Callable[[Workload, DeviceSpec, Sequence[Schedule]], Geometry]] = {
+    "matmul": matmul_geometry,
+    "conv2d": conv2d_geometry,
+    "attention": attention_geometry,
+}
+_REFERENCES: Mapping[str, Callable[[Geometry], list[Schedule]]] = {
+    "matmul": product_references,
+    "conv2d": product_references,
+    "attention": attention_references,
+}
 
 
 def feature_names(operator: str) -> tuple[str, ...]:
@@ -149,6 +211,15 @@ def geometry(workload: Workload, device: DeviceSpec, schedules: Sequence[Schedul
     """Tiles, waves and bytes of every schedule; UnknownOperator when the operator has no features."""
     _require(workload.operator)
     return _GEOMETRY[workload.operator](workload, device, schedules)
+
+
+def estimate_beside_reference(g: Geometry) -> Estimate:
+    """`estimate` with its reference: the time of the best of a fixed list of schedules that fits the device."""
+    others = geometry(g.workload, g.device, _REFERENCES[g.workload.operator](g))
+    fits = others.shared_bytes <= g.device.shared_memory_bytes
+    times = estimate(others).total
+    best = times[fits].min() if fits.any() else times.min()
+    return dataclasses.replace(estimate(g), reference=float(best))
 
 
 def features(workload: Workload, device: DeviceSpec, schedules: Sequence[Schedule]) -> npt.NDArray[np.float32]:

@@ -1,4 +1,4 @@
-"""How a schedule cuts a matmul into tiles, waves and bytes: the quantities under the features and the roofline.
+"""How a schedule cuts a product into tiles, waves and bytes: the quantities under the features and the roofline.
 
 Everything is computed for many schedules at once. A knob that a template does not have gets the value that changes
 nothing (one split, one subtile, no repacking), so templates can be compared in one table.
@@ -23,7 +23,12 @@ Array = npt.NDArray[np.float64]
 TEMPLATES = ("pointer", "persistent_tma", "skinny", "warp_specialized", "stream_k", "warp_specialized_loop")
 """Templates that have a column of their own; others are described by their knobs alone."""
 
-_PERSISTENT = frozenset({"persistent_tma", "warp_specialized", "warp_specialized_loop", "stream_k", "block_scaled"})
+_PERSISTENT = frozenset(
+    {
+        *("persistent_tma", "warp_specialized", "warp_specialized_loop", "stream_k", "block_scaled"),
+        *("implicit_gemm_tma", "implicit_gemm_warp_specialized", "forward_tma", "forward_warp_specialized"),
+    }
+)
 _BULK_COPIES = _PERSISTENT | {"skinny", "weight_only", "grouped"}
 _SWAPPED = frozenset({"skinny", "weight_only"})
 _KNOB_DEFAULTS = {
@@ -46,7 +51,10 @@ _REGISTERS_BESIDE_ACCUMULATOR = 40.0
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
-    """A workload's sizes, element widths in bytes and the alignment of its leading strides in bytes (at most 16)."""
+    """A workload's sizes, element widths in bytes and the alignment of its leading strides in bytes (at most 16).
+
+    a_reuse: how often the loop meets an element of a, which memory holds once: the taps of a convolution.
+    """
 
     m: float
     n: float
@@ -61,6 +69,7 @@ class Problem:
     a_along_k: bool
     b_along_k: bool
     out_along_n: bool
+    a_reuse: float = 1.0
 
     @property
     def flops(self) -> float:
@@ -70,7 +79,7 @@ class Problem:
     @property
     def operand_bytes(self) -> float:
         """Bytes of both operands, each once."""
-        return self.batch * (self.m * self.k * self.a_bytes + self.k * self.n * self.b_bytes)
+        return self.batch * (self.m * self.k * self.a_bytes / self.a_reuse + self.k * self.n * self.b_bytes)
 
     @property
     def result_bytes(self) -> float:
@@ -179,7 +188,8 @@ class Geometry:
         together = np.minimum(self.tiles, self.device.multiprocessors * self.blocks)
         rows = np.minimum(self.group_m, self.tiles_m)
         columns = np.minimum(np.ceil(together / rows), self.tiles_n)
-        footprint = rows * self.tile_m * self.problem.a_bytes + columns * self.tile_n * self.problem.b_bytes
+        row_bytes = self.problem.a_bytes / self.problem.a_reuse
+        footprint = rows * self.tile_m * row_bytes + columns * self.tile_n * self.problem.b_bytes
         streamed = np.ceil(self.tiles / together) * footprint * max(self.problem.k, 1)
         spilled = np.where(least > self.device.l2_bytes, np.maximum(streamed, least), least)
         return spilled + self.problem.result_bytes
@@ -212,11 +222,21 @@ def matmul_problem(workload: Workload) -> Problem:
 
 def matmul_geometry(workload: Workload, device: DeviceSpec, schedules: Sequence[Schedule]) -> Geometry:
     """The quantities of every schedule for a matmul workload on a device."""
-    problem = matmul_problem(workload)
-    knobs = _knob_columns(schedules)
+    knobs = knob_columns(schedules)
     if set(PAIRS) & set(workload.epilogue):
         # a tile of the result is made of two tiles of the product
         knobs["block_n"] = 2 * knobs["block_n"]
+    return cut(matmul_problem(workload), workload, device, schedules, knobs)
+
+
+def cut(
+    problem: Problem,
+    workload: Workload,
+    device: DeviceSpec,
+    schedules: Sequence[Schedule],
+    knobs: dict[str, Array],
+) -> Geometry:
+    """The quantities of a problem that is a product, or computed like one, by the knobs of every schedule."""
     templates = np.array([s.template for s in schedules], dtype=np.str_)
     default = _default_precision(workload)
     precisions = np.array([s.knobs.get("precision", default) for s in schedules], dtype=np.str_)
@@ -257,7 +277,8 @@ def _alignment(layout: str, shape: tuple[int, int], width: float) -> float:
     return float(math.gcd(int(parsed.leading * width), int(parsed.offset * width), 16))
 
 
-def _knob_columns(schedules: Sequence[Schedule]) -> dict[str, Array]:
+def knob_columns(schedules: Sequence[Schedule]) -> dict[str, Array]:
+    """The knobs that cut a product into tiles, an array each; a knob that a schedule lacks has its neutral value."""
     knobs = [s.knobs for s in schedules]
     columns = {
         name: np.fromiter((k.get(name, default) for k in knobs), dtype=np.float64, count=len(knobs))
@@ -270,7 +291,7 @@ def _knob_columns(schedules: Sequence[Schedule]) -> dict[str, Array]:
 
 
 def _default_precision(workload: Workload) -> str:
-    dtype = workload.dtypes.get("a", "fp32")
+    dtype = next((workload.dtypes[name] for name in ("a", "q", "x") if name in workload.dtypes), "fp32")
     return "ieee" if dtype == "fp32" else dtype
 
 

@@ -6,10 +6,11 @@ import importlib.resources
 import logging
 from pathlib import Path
 
+from kernelwright.cost_model.features import feature_names
 from kernelwright.cost_model.model import CostModel, read_model
 from kernelwright.cost_model.roofline_model import RooflineModel
 from kernelwright.cost_model.xgboost_model import XGBoostModel
-from kernelwright.errors import MissingDependency, ModelMismatch
+from kernelwright.errors import MissingDependency, ModelMismatch, UnknownOperator
 
 logger = logging.getLogger(__name__)
 
@@ -32,11 +33,12 @@ def load_model(path: Path, operator: str | None = None) -> CostModel:
 def packaged_model(operator: str) -> CostModel:
     """The trained model that comes with the package, fresh at each call.
 
-    Where there is none for the operator, or it cannot be used here, the analytic model instead.
+    For an operator that has features but no trained model yet, one that starts from the analytic estimate and learns
+    from what is measured; where that cannot be used here, the analytic model itself.
     """
     source = importlib.resources.files("kernelwright.cost_model") / "models" / f"{operator}.json"
     if not source.is_file():
-        return RooflineModel(operator)
+        return _untrained(operator)
     with importlib.resources.as_file(source) as path:
         return _load_or_none(path, operator, "the analytic model") or RooflineModel(operator)
 
@@ -47,6 +49,14 @@ def own_model(operator: str, folder: Path) -> CostModel:
     path = folder / f"{operator}.json"
     found = _load_or_none(path, operator, "the packaged model") if path.is_file() else None
     return found or packaged_model(operator)
+
+
+def _untrained(operator: str) -> CostModel:
+    try:
+        feature_names(operator)
+        return XGBoostModel(operator)
+    except (MissingDependency, UnknownOperator):
+        return RooflineModel(operator)
 
 
 def _load_or_none(path: Path, operator: str, instead: str) -> CostModel | None:

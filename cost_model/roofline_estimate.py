@@ -1,4 +1,4 @@
-"""An analytic estimate of a matmul's time from its geometry: rates, waves, latencies. No measurement goes in."""
+"""An analytic estimate of a kernel's time from its geometry: rates, waves, latencies. No measurement goes in."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import itertools
 
 import numpy as np
 
-from kernelwright.cost_model.geometry import Array, Geometry, matmul_geometry
+from kernelwright.cost_model.geometry import Array, Geometry
 from kernelwright.types import FrozenMap, Scalar, Schedule
 
 _L2_BYTES_US = 90e3
@@ -71,15 +71,6 @@ def estimate(g: Geometry) -> Estimate:
     )
 
 
-def estimate_beside_reference(g: Geometry) -> Estimate:
-    """`estimate`, with its reference filled in."""
-    others = matmul_geometry(g.workload, g.device, _reference_schedules(g))
-    fits = others.shared_bytes <= g.device.shared_memory_bytes
-    times = estimate(others).total
-    best = times[fits].min() if fits.any() else times.min()
-    return dataclasses.replace(estimate(g), reference=float(best))
-
-
 def load_slowdown(g: Geometry) -> float:
     """How much slower pointer loads are when leading strides only allow narrow ones; 1 when both are aligned."""
     narrow = np.array([g.problem.a_alignment, g.problem.b_alignment])
@@ -99,7 +90,8 @@ def tile_efficiency(g: Geometry) -> Array:
     return np.asarray(narrow_rows * shape * depth * spills * reach)
 
 
-def _reference_schedules(g: Geometry) -> list[Schedule]:
+def product_references(g: Geometry) -> list[Schedule]:
+    """The fixed list of usual schedules of a matmul or a convolution."""
     relaxed = g.workload.dtypes.get("a") == "fp32" and g.workload.error_budget is not None
     precision: dict[str, Scalar] = {"precision": "tf32"} if relaxed else {}
     common: dict[str, Scalar] = {"block_k": 64, "num_warps": 8, "num_stages": 3, "group_m": 8, **precision}

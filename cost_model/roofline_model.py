@@ -9,9 +9,9 @@ from typing import Self
 import numpy as np
 
 from kernelwright.cost_model.calibration import UNCALIBRATED, regret_of_all
-from kernelwright.cost_model.features import geometry
+from kernelwright.cost_model.features import estimate_beside_reference, geometry
 from kernelwright.cost_model.model import Scores, read_model, squash, write_model
-from kernelwright.cost_model.roofline_estimate import estimate, estimate_beside_reference
+from kernelwright.cost_model.roofline_estimate import estimate
 from kernelwright.types import DeviceSpec, Schedule, Trial, Workload
 
 

@@ -1,0 +1,82 @@
+"""A convolution as the product that it is computed like: rows of pixels, columns of channels, a sum over taps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from kernelwright.cost_model.geometry import Geometry, Problem, cut, knob_columns
+from kernelwright.types import DTYPES, DeviceSpec, Schedule, Workload
+
+CONV2D_TEMPLATES = (
+    "implicit_gemm",
+    "implicit_gemm_input_gradient",
+    "implicit_gemm_weight_gradient",
+    "implicit_gemm_tma",
+    "implicit_gemm_warp_specialized",
+    "pointwise",
+    "stem",
+    "depthwise",
+    "grouped_direct",
+)
+"""Templates that have a column of their own."""
+
+
+def conv2d_problem(workload: Workload) -> Problem:
+    """The product behind a convolution or one of its gradients: one matrix a group."""
+    given, dims = workload.attributes, workload.dims
+    groups = int(given.get("groups", 1))
+    taps = dims["R"] * dims["S"]
+    sizes = [dims["N"], *_spatial(workload)]
+    pixels, channels, filters = math.prod(sizes), dims["C"] / groups, dims["K"] / groups
+    positions = dims["N"] * dims["H"] * dims["W"]
+    direction = "transposed" if given.get("transposed") else given.get("direction", "forward")
+    if direction == "weight_gradient":
+        m, n, k = filters, taps * channels, pixels
+    elif direction == "input_gradient":
+        m, n, k = positions, channels, taps * filters * pixels / max(positions, 1)
+    elif direction == "transposed":
+        m, n, k = pixels, filters, taps * channels * positions / max(pixels, 1)
+    else:
+        m, n, k = pixels, filters, taps * channels
+    widths = {t: DTYPES[workload.dtypes.get(t, workload.dtypes.get("x", "fp32"))] / 8 for t in ("x", "w", "out")}
+    last = {t: workload.layouts.get(t, "nhwc").startswith("nhwc") for t in ("x", "w", "out")}
+    inner = {"x": channels, "w": channels, "out": filters}
+    alignment = {t: float(math.gcd(int(inner[t] * widths[t]), 16)) if last[t] else widths[t] for t in last}
+    return Problem(
+        m=m,
+        n=n,
+        k=k,
+        batch=groups,
+        a_bytes=widths["x"],
+        b_bytes=widths["w"],
+        out_bytes=widths["out"],
+        a_alignment=alignment["x"],
+        b_alignment=alignment["w"],
+        out_alignment=alignment["out"],
+        a_along_k=last["x"],
+        b_along_k=last["w"],
+        out_along_n=last["out"],
+        a_reuse=max(1.0, k / max(channels, 1)) if direction != "weight_gradient" else 1.0,
+    )
+
+
+def conv2d_geometry(workload: Workload, device: DeviceSpec, schedules: Sequence[Schedule]) -> Geometry:
+    """The quantities of every schedule for a convolution on a device."""
+    return cut(conv2d_problem(workload), workload, device, schedules, knob_columns(schedules))
+
+
+def _spatial(workload: Workload) -> tuple[int, int]:
+    """Height and width of the result of the forward convolution."""
+    given, dims = workload.attributes, workload.dims
+    out = []
+    for axis, size, taps in (("h", dims["H"], dims["R"]), ("w", dims["W"], dims["S"])):
+        stride, pad, dilation = (
+            int(given.get(f"{name}_{axis}", d)) for name, d in (("stride", 1), ("pad", 0), ("dilation", 1))
+        )
+        reach = dilation * (taps - 1) + 1
+        if given.get("transposed"):
+            out.append((size - 1) * stride - 2 * pad + reach + int(given.get(f"output_pad_{axis}", 0)))
+        else:
+            out.append((size + 2 * pad - reach) // stride + 1)
+    return max(out[0], 0), max(out[1], 0)
