@@ -73,8 +73,8 @@ def attention_references(_: Geometry) -> list[Schedule]:
     """The fixed list of usual schedules of attention."""
     tiles = itertools.product((16, 64, 128), (64, 128), (4, 8), (1, 8, 32))
     return [
-        Schedule("forward", {"block_m": m, "block_n": n, "num_warps": warps, "num_stages": 2, "split_kv": split})
-        for m, n, warps, split in tiles
+        Schedule("forward", FrozenMap({"block_m": m, "block_n": n, "num_warps": w, "num_stages": 2, "split_kv": split}))
+        for m, n, w, split in tiles
     ]
 
 

@@ -31,6 +31,9 @@ def conv2d_problem(workload: Workload) -> Problem:
     pixels, channels, filters = math.prod(sizes), dims["C"] / groups, dims["K"] / groups
     positions = dims["N"] * dims["H"] * dims["W"]
     direction = "transposed" if given.get("transposed") else given.get("direction", "forward")
+    m: float
+    n: float
+    k: float
     if direction == "weight_gradient":
         m, n, k = filters, taps * channels, pixels
     elif direction == "input_gradient":

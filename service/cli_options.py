@@ -6,12 +6,18 @@ from typing import Annotated
 
 import typer
 
-from kernelwright.service.workload_args import WorkloadArgs, parse_epilogue, parse_shape
+from kernelwright.service.workload_args import WorkloadArgs, parse_attributes, parse_epilogue, parse_shape
+from kernelwright.types import FrozenMap
 
 Shape = Annotated[str, typer.Option("--shape", help="Sizes by name, such as M=2048,N=4096,K=4096.")]
 MaybeShape = Annotated[str | None, typer.Option("--shape", help="Sizes by name, such as M=2048,N=4096,K=4096.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="Element type of the operands.")]
-Layout = Annotated[str, typer.Option("--layout", help="nt (an nn.Linear), nn, tn or tt.")]
+Layout = Annotated[
+    str, typer.Option("--layout", help="For a matmul nt (an nn.Linear, the default), nn, tn or tt; by operator.")
+]
+Attributes = Annotated[
+    str, typer.Option("--attributes", help="What else the operator is told, such as deterministic=true.")
+]
 Epilogue = Annotated[str, typer.Option("--epilogue", help="Steps done on the result, such as bias,gelu.")]
 OutDtype = Annotated[str | None, typer.Option("--out-dtype", help="Element type of the result, if another.")]
 ErrorBudget = Annotated[float | None, typer.Option("--error-budget", help="Largest relative error allowed.")]
@@ -36,6 +42,16 @@ def workload_args(
     epilogue: str,
     out_dtype: str | None,
     error_budget: float | None,
+    attributes: str,
 ) -> WorkloadArgs:
     """What was typed about a workload, read but not yet checked."""
-    return WorkloadArgs(operator, parse_shape(shape), dtype, layout, parse_epilogue(epilogue), out_dtype, error_budget)
+    return WorkloadArgs(
+        operator,
+        parse_shape(shape),
+        dtype,
+        layout,
+        parse_epilogue(epilogue),
+        out_dtype,
+        error_budget,
+        FrozenMap(parse_attributes(attributes)),
+    )

@@ -31,10 +31,11 @@ def query(
     operator: Annotated[str, typer.Argument(help="Name of the operator, such as matmul.")],
     shape: options.Shape,
     dtype: options.Dtype = "bf16",
-    layout: options.Layout = "nt",
+    layout: options.Layout = "",
     epilogue: options.Epilogue = "",
     out_dtype: options.OutDtype = None,
     error_budget: options.ErrorBudget = None,
+    attributes: options.Attributes = "",
     hardware: options.Hardware = None,
     device: options.QueryDevice = None,
     db: options.Database = None,
@@ -42,7 +43,7 @@ def query(
     json: options.Json = False,
 ) -> None:
     """Print the best kernel that is known for a workload on a GPU, and how it is known."""
-    args = options.workload_args(operator, shape, dtype, layout, epilogue, out_dtype, error_budget)
+    args = options.workload_args(operator, shape, dtype, layout, epilogue, out_dtype, error_budget, attributes)
     args.workload()
     settings, spec = settings_for(db, url), device_for_query(hardware, device)
     if settings.url is not None:
@@ -60,10 +61,11 @@ def source(
     target: Annotated[str, typer.Argument(help="Id of a record, or with --shape the name of an operator.")],
     shape: options.MaybeShape = None,
     dtype: options.Dtype = "bf16",
-    layout: options.Layout = "nt",
+    layout: options.Layout = "",
     epilogue: options.Epilogue = "",
     out_dtype: options.OutDtype = None,
     error_budget: options.ErrorBudget = None,
+    attributes: options.Attributes = "",
     hardware: options.Hardware = None,
     device: options.QueryDevice = None,
     output: Output = None,
@@ -76,7 +78,7 @@ def source(
     if shape is None:
         text = record_source(settings, target)
     else:
-        args = options.workload_args(target, shape, dtype, layout, epilogue, out_dtype, error_budget)
+        args = options.workload_args(target, shape, dtype, layout, epilogue, out_dtype, error_budget, attributes)
         args.workload()
         spec = device_for_query(hardware, device)
         text = best_source(settings, args, spec, toolchain_for(hardware, device))

@@ -33,10 +33,11 @@ def tune(
     operator: Annotated[str, typer.Argument(help="Name of the operator, such as matmul.")],
     shape: options.Shape,
     dtype: options.Dtype = "bf16",
-    layout: options.Layout = "nt",
+    layout: options.Layout = "",
     epilogue: options.Epilogue = "",
     out_dtype: options.OutDtype = None,
     error_budget: options.ErrorBudget = None,
+    attributes: options.Attributes = "",
     device: Device = "cuda",
     strategy: StrategyName = "model",
     trials: Trials = None,
@@ -47,7 +48,7 @@ def tune(
     json: options.Json = False,
 ) -> None:
     """Find the fastest schedule of a workload and keep every trial; an interrupted run goes on where it stopped."""
-    args = options.workload_args(operator, shape, dtype, layout, epilogue, out_dtype, error_budget)
+    args = options.workload_args(operator, shape, dtype, layout, epilogue, out_dtype, error_budget, attributes)
     chosen = "exhaustive" if exhaustive else strategy
     settings = load_settings(db=db)
     request = TuneRequest(args.workload(), chosen, Budget(trials, seconds), seed, models=settings.models)

@@ -246,6 +246,7 @@ def _workload_in(args: WorkloadArgs) -> WorkloadIn:
         epilogue=list(args.epilogue),
         out_dtype=args.out_dtype,
         error_budget=args.error_budget,
+        attributes=dict(args.attributes),
     )
 
 

@@ -12,9 +12,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from kernelwright.errors import InvalidWorkload, KernelwrightError
 from kernelwright.kernels.device import named_device
-from kernelwright.service.schemas import ShortText, WorkloadIn
-from kernelwright.service.workload_args import WorkloadArgs, add_dim, parse_epilogue, parse_shape
-from kernelwright.types import DeviceSpec, Workload
+from kernelwright.service.schemas import ATTRIBUTES_TEXT, LAYOUT_TEXT, ShortText, WorkloadIn
+from kernelwright.service.workload_args import WorkloadArgs, add_dim, parse_attributes, parse_epilogue, parse_shape
+from kernelwright.types import DeviceSpec, FrozenMap, Workload
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -30,12 +30,13 @@ class QuestionIn(BaseModel):
     hardware: ShortText = Field(description="Name of the GPU.", examples=["h100"])
     shape: ShortText | None = Field(None, description="Sizes by name.", examples=["M=2048,N=4096,K=4096"])
     dtype: ShortText = Field("bf16", description="Element type of the operands.", examples=["bf16"])
-    layout: ShortText = Field("nt", description="nt (an nn.Linear), nn, tn or tt.", examples=["nt"])
+    layout: ShortText = Field("", description=LAYOUT_TEXT, examples=["nt"])
     epilogue: ShortText = Field("", description="Steps done on the result.", examples=["bias,gelu"])
     out_dtype: ShortText | None = Field(None, description="Element type of the result, if another.", examples=["fp16"])
     error_budget: float | None = Field(
         None, description="Largest relative error allowed, between 0 and 1.", examples=[0.01]
     )
+    attributes: ShortText = Field("", description=ATTRIBUTES_TEXT, examples=["deterministic=true"])
 
     @property
     def args(self) -> WorkloadArgs:
@@ -48,6 +49,7 @@ class QuestionIn(BaseModel):
             parse_epilogue(self.epilogue),
             self.out_dtype or None,
             self.error_budget,
+            FrozenMap(parse_attributes(self.attributes)),
         )
 
 
@@ -92,6 +94,7 @@ def args_in(body: WorkloadIn) -> WorkloadArgs:
         parse_epilogue(body.epilogue),
         body.out_dtype,
         body.error_budget,
+        FrozenMap(parse_attributes(body.attributes) if isinstance(body.attributes, str) else body.attributes),
     )
 
 

@@ -16,6 +16,10 @@ JobState = Literal["queued", "running", "done", "failed", "cancelled"]
 TrialStatus = Literal["ok", "wrong_result", "build_error", "out_of_resources", "crashed", "timeout"]
 ShortText = Annotated[str, Field(max_length=MAX_TEXT)]
 Shape = ShortText | Annotated[dict[ShortText, int], Field(max_length=MAX_DIMS)]
+AttributeValue = (
+    bool | Annotated[int, Field(ge=-(2**63), lt=2**63)] | Annotated[float, Field(allow_inf_nan=False)] | ShortText
+)
+Attributes = ShortText | Annotated[dict[ShortText, AttributeValue], Field(max_length=MAX_DIMS)]
 Epilogue = ShortText | Annotated[list[ShortText], Field(max_length=MAX_STEPS)]
 Next = Annotated[str | None, Field(description="Where the next page is, as in the Link header; None on the last page.")]
 
@@ -117,6 +121,10 @@ class RecordList(BaseModel):
     next: Next = None
 
 
+LAYOUT_TEXT = "For a matmul nt (an nn.Linear), nn, tn or tt; the operator's usual one when left out."
+ATTRIBUTES_TEXT = "What else the operator is told."
+
+
 class WorkloadIn(BaseModel):
     """A workload as people type it."""
 
@@ -127,10 +135,11 @@ class WorkloadIn(BaseModel):
         description="Sizes by name.", examples=["M=2048,N=4096,K=4096", {"M": 2048, "N": 4096, "K": 4096}]
     )
     dtype: ShortText = Field("bf16", description="Element type of the operands.", examples=["bf16"])
-    layout: ShortText = Field("nt", description="nt (an nn.Linear), nn, tn or tt.", examples=["nt"])
+    layout: ShortText = Field("", description=LAYOUT_TEXT, examples=["nt"])
     epilogue: Epilogue = Field("", description="Steps done on the result.", examples=["bias,gelu"])
     out_dtype: ShortText | None = Field(None, description="Element type of the result, if another.")
     error_budget: float | None = Field(None, description="Largest relative error allowed, between 0 and 1.")
+    attributes: Attributes = Field("", description=ATTRIBUTES_TEXT, examples=["deterministic=true"])
 
 
 class JobIn(WorkloadIn):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
+import re
 from collections.abc import Callable, Iterable, Mapping
 
 from kernelwright.errors import InvalidWorkload
@@ -17,15 +19,21 @@ MAX_DIM = 2**31 - 1
 
 @dataclasses.dataclass(frozen=True)
 class WorkloadArgs:
-    """What was typed. `dims` are sizes by name, `dtype` as in `parse_dtype`; the rest is as in `matmul_workload`."""
+    """What was typed. `dims` are sizes by name, `dtype` as in `parse_dtype`, `layout` one of the operator's (the first
+    where none was typed), `attributes` the operator's own; the rest is as in `matmul_workload`."""
 
     operator: str
     dims: Mapping[str, int]
     dtype: str = "bf16"
-    layout: str = "nt"
+    layout: str = ""
     epilogue: tuple[str, ...] = ()
     out_dtype: str | None = None
     error_budget: float | None = None
+    attributes: Mapping[str, Scalar] = FrozenMap()
+
+    def __post_init__(self) -> None:
+        if not self.layout and self.operator in FORMS:
+            object.__setattr__(self, "layout", next(iter(FORMS[self.operator].layouts)))
 
     def query(self) -> dict[str, str]:
         """Query parameters that ask the service for this workload; defaults are left out."""
@@ -36,6 +44,8 @@ class WorkloadArgs:
             out["out_dtype"] = self.out_dtype
         if self.error_budget is not None:
             out["error_budget"] = repr(self.error_budget)
+        if self.attributes:
+            out["attributes"] = format_attributes(self.attributes)
         return out
 
     def workload(self) -> Workload:
@@ -48,11 +58,13 @@ class WorkloadArgs:
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """How an operator's workload is typed: the names of its dimensions, those that may be left out, the builder, which
-    raises what the operator's `validate` does, and the way back (`args_of`)."""
+    """How an operator's workload is typed: the names of its dimensions, those that may be left out, its layouts, the
+    usual one first, with what each means for the tensors, the builder, which raises what the operator's `validate`
+    does, and the way back (`args_of`)."""
 
     dims: tuple[str, ...]
     optional_dims: tuple[str, ...]
+    layouts: Mapping[str, Mapping[str, str]]
     build: Callable[[WorkloadArgs], Workload]
     args_of: Callable[[Workload], WorkloadArgs | None]
 
@@ -83,7 +95,19 @@ def _matmul(args: WorkloadArgs) -> Workload:
         epilogue=args.epilogue,
         out_dtype=args.out_dtype,
         error_budget=args.error_budget,
+        attributes=own_attributes(args, {"deterministic": bool, "workspace_bytes": int}),
     )
+
+
+def own_attributes(args: WorkloadArgs, known: Mapping[str, type]) -> dict[str, Scalar]:
+    """The attributes that were typed, false ones left out; InvalidWorkload for one that the operator does not have or
+    that is of another type."""
+    for name, value in args.attributes.items():
+        if name not in known:
+            raise InvalidWorkload(f"attribute of {args.operator} must be one of {', '.join(known)}, got {name!r}")
+        if type(value) is not known[name] and not (known[name] is float and type(value) is int):
+            raise InvalidWorkload(f"attribute {name} must be of type {known[name].__name__}, got {value!r}")
+    return {name: value for name, value in args.attributes.items() if value is not False}
 
 
 def _matmul_args(workload: Workload) -> WorkloadArgs | None:
@@ -118,14 +142,20 @@ def _matmul_kind(
     text = dtype + (f"*{dtypes['b']}" if dtypes["b"] != dtype else "") + (f"/{scaling}" if scaling else "")
     # whole groups of scales along K
     dims = {"M": 16, "N": 16, "K": 128, **dict.fromkeys(more_dims, 2)}
+    typed = FrozenMap({name: value for name, value in attributes.items() if name != "scaling"})
     args = WorkloadArgs(
-        "matmul", dims, text, letters, epilogue, None if out_dtype == usual else out_dtype, error_budget
+        "matmul", dims, text, letters, epilogue, None if out_dtype == usual else out_dtype, error_budget, typed
     )
     wanted = Workload("matmul", FrozenMap(dims), dtypes, layouts, epilogue, attributes, error_budget)
-    return args if _matmul(args) == wanted else None
+    try:
+        return args if _matmul(args) == wanted else None
+    except InvalidWorkload:
+        return None
 
 
-FORMS: dict[str, Form] = {"matmul": Form(("M", "N", "K"), ("B", "G"), _matmul, _matmul_args)}
+_MATMUL_LAYOUTS = {name: dict(zip(("a", "b"), pair, strict=True)) for name, pair in LAYOUTS.items()}
+
+FORMS: dict[str, Form] = {"matmul": Form(("M", "N", "K"), ("B", "G"), _MATMUL_LAYOUTS, _matmul, _matmul_args)}
 """The form of every operator by name."""
 
 
@@ -175,6 +205,34 @@ def add_dim(dims: dict[str, int], name: str, size: str) -> None:
     if name in dims:
         raise InvalidWorkload(f"dimension {name} must be given once, got {dims[name]} and {text}")
     dims[name] = int(text)
+
+
+def parse_attributes(text: str) -> dict[str, Scalar]:
+    """Attributes by name from "causal=bottom_right,window=4096"; a name alone is true. InvalidWorkload for a name that
+    is missing or comes twice."""
+    found: dict[str, Scalar] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, equals, value = (piece.strip() for piece in part.partition("="))
+        if not name or (equals and not value):
+            raise InvalidWorkload(f"attributes must read NAME=VALUE,NAME=VALUE such as window=4096, got {text!r}")
+        if name in found:
+            raise InvalidWorkload(f"attribute {name} must be given once, got {found[name]!r} and {value!r}")
+        found[name] = _scalar(value) if equals else True
+    return found
+
+
+def format_attributes(attributes: Mapping[str, Scalar]) -> str:
+    """The text that `parse_attributes` reads."""
+    return ",".join(f"{name}={str(v).lower() if isinstance(v, bool) else v}" for name, v in attributes.items())
+
+
+def _scalar(text: str) -> Scalar:
+    if text in ("true", "false"):
+        return text == "true"
+    if re.fullmatch(r"[+-]?[0-9]{1,18}", text):
+        return int(text)
+    number = re.fullmatch(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]{1,3})?", text)
+    return float(text) if number and math.isfinite(float(text)) else text
 
 
 def parse_epilogue(text: str | Iterable[str] | None) -> tuple[str, ...]:

@@ -14,12 +14,18 @@ from kernelwright.errors import UsageError
 from kernelwright.kernels import OPERATORS
 from kernelwright.kernels.device import named_device
 from kernelwright.kernels.device_table import NAMED_DEVICES
-from kernelwright.kernels.matmul.workload import LAYOUTS
 from kernelwright.search import STRATEGIES
 from kernelwright.service.routes.jobs import request_of
 from kernelwright.service.schemas import MAX_TEXT, JobIn
-from kernelwright.service.workload_args import FORMS, WorkloadArgs, args_of, parse_epilogue, parse_shape
-from kernelwright.types import DTYPES, DeviceSpec, Workload
+from kernelwright.service.workload_args import (
+    FORMS,
+    WorkloadArgs,
+    args_of,
+    parse_attributes,
+    parse_epilogue,
+    parse_shape,
+)
+from kernelwright.types import DTYPES, DeviceSpec, FrozenMap, Workload
 
 MAX_FORM_BYTES = 16_384
 
@@ -27,10 +33,11 @@ DEFAULTS = {
     "operator": "matmul",
     "shape": "",
     "dtype": "bf16",
-    "layout": "nt",
+    "layout": "",
     "epilogue": "",
     "out_dtype": "",
     "error_budget": "",
+    "attributes": "",
     "hardware": "h100",
 }
 """The fields of the search form with what stands in them at first."""
@@ -64,6 +71,7 @@ class Search:
             parse_epilogue(fields["epilogue"]),
             fields["out_dtype"] or None,
             _budget(fields["error_budget"]),
+            FrozenMap(parse_attributes(fields["attributes"])),
         ).workload()
 
     def device(self) -> DeviceSpec:
@@ -81,7 +89,7 @@ def choices() -> dict[str, Any]:
         "operators": list(OPERATORS),
         "shapes": {name: ",".join(f"{dim}=…" for dim in form.dims) for name, form in FORMS.items()},
         "dtypes": list(DTYPES),
-        "layouts": list(LAYOUTS),
+        "layouts": list(dict.fromkeys(layout for form in FORMS.values() for layout in form.layouts)),
         "hardware": {slug: spec.name for slug, spec in NAMED_DEVICES.items()},
         "strategies": list(STRATEGIES),
     }

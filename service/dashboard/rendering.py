@@ -10,7 +10,7 @@ from fastapi.responses import HTMLResponse
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from kernelwright.service.dashboard.plots import short
-from kernelwright.service.workload_args import args_of, format_shape
+from kernelwright.service.workload_args import args_of, format_attributes, format_shape
 from kernelwright.types import Workload
 
 HEADERS = {
@@ -55,6 +55,7 @@ def _brief(workload: Workload) -> str:
     parts = [args.operator, format_shape(args.dims).replace(",", " "), args.dtype, args.layout]
     parts += [f"to {args.out_dtype}"] if args.out_dtype else []
     parts += ["+" + "+".join(args.epilogue)] if args.epilogue else []
+    parts += [format_attributes(args.attributes)] if args.attributes else []
     parts += [f"error \N{LESS-THAN OR EQUAL TO} {args.error_budget:g}"] if args.error_budget else []
     return " ".join(parts)
 

@@ -12,7 +12,6 @@ from kernelwright.errors import UsageError
 from kernelwright.kernels import OPERATORS, get_operator
 from kernelwright.kernels.device import named_device
 from kernelwright.kernels.device_table import NAMED_DEVICES
-from kernelwright.kernels.matmul.workload import LAYOUTS
 from kernelwright.search import Answer
 from kernelwright.search.recorded import recorded_devices
 from kernelwright.service.answer_json import tell
@@ -26,7 +25,7 @@ from kernelwright.service.dashboard.charts import (
 from kernelwright.service.dashboard.figures import by_status, of_search
 from kernelwright.service.missing import NotFound
 from kernelwright.service.state import AppState
-from kernelwright.service.workload_args import parse_shape
+from kernelwright.service.workload_args import FORMS, parse_shape
 from kernelwright.types import DeviceSpec, FrozenMap, Trial, Workload
 
 PAGE_ROWS = 25
@@ -187,9 +186,10 @@ def _trials(state: AppState, answer: Answer) -> list[Trial]:
 
 
 def _filter(fields: Query, devices: Sequence[tuple[DeviceSpec, int]]) -> RecordFilter:
-    if fields["layout"] and fields["layout"] not in LAYOUTS:
-        raise UsageError(f"layout must be one of {', '.join(LAYOUTS)}, got {fields['layout']!r}")
-    layouts = dict(zip(("a", "b"), LAYOUTS[fields["layout"]], strict=True)) if fields["layout"] else {}
+    known = {name: tensors for form in FORMS.values() for name, tensors in form.layouts.items()}
+    if fields["layout"] and fields["layout"] not in known:
+        raise UsageError(f"layout must be one of {', '.join(known)}, got {fields['layout']!r}")
+    layouts = known[fields["layout"]] if fields["layout"] else {}
     return RecordFilter(
         operator=fields["operator"] or None,
         device_key=_device(fields["hardware"], devices).key if fields["hardware"] else None,

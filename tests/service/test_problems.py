@@ -46,6 +46,8 @@ def assert_problem(response: httpx.Response, status: int) -> dict[str, Any]:
         ({"epilogue": "gelu,squash"}, 422, "invalid-workload", "epilogue"),
         ({"error_budget": "2"}, 422, "invalid-workload", "error_budget"),
         ({"error_budget": "nan"}, 422, "invalid-workload", "error_budget"),
+        ({"attributes": "causal=top_left"}, 422, "invalid-workload", "causal"),
+        ({"attributes": "=1"}, 422, "invalid-workload", "NAME=VALUE"),
         ({"error_budget": "much"}, 422, "invalid-request", "query.error_budget"),
     ],
 )

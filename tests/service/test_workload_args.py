@@ -19,7 +19,16 @@ from kernelwright.errors import (
 from kernelwright.kernels.device import named_device
 from kernelwright.kernels.matmul.workload import matmul_workload
 from kernelwright.service.device_args import device_for_query, parse_device
-from kernelwright.service.workload_args import MAX_DIM, WorkloadArgs, args_of, format_shape, parse_epilogue, parse_shape
+from kernelwright.service.workload_args import (
+    MAX_DIM,
+    WorkloadArgs,
+    args_of,
+    format_attributes,
+    format_shape,
+    parse_attributes,
+    parse_epilogue,
+    parse_shape,
+)
 from kernelwright.types import Workload
 
 SIZES = st.integers(1, 100_000)
@@ -58,9 +67,13 @@ def test_shape_that_cannot_be_read(text: str) -> None:
             WorkloadArgs("matmul", {"M": 4, "N": 8, "K": 16, "G": 3}, layout="nn"),
             matmul_workload(4, 8, 16, layout="nn", groups=3),
         ),
+        (
+            WorkloadArgs("matmul", {"M": 4, "N": 8, "K": 16}, attributes={"deterministic": True, "workspace_bytes": 9}),
+            matmul_workload(4, 8, 16, attributes={"deterministic": True, "workspace_bytes": 9}),
+        ),
     ],
 )
-def test_quantised_batched_and_grouped_products_can_be_typed(args: WorkloadArgs, workload: Workload) -> None:
+def test_quantised_batched_grouped_and_limited_products_can_be_typed(args: WorkloadArgs, workload: Workload) -> None:
     assert args.workload() == workload
     assert args_of(workload) == args
 
@@ -123,6 +136,9 @@ def test_strided_workload_cannot_be_typed() -> None:
         ({"layout": "xy"}, InvalidWorkload, "nt, nn, tn, tt"),
         ({"epilogue": ("softmax",)}, InvalidWorkload, "epilogue"),
         ({"error_budget": 3.0}, InvalidWorkload, "error_budget"),
+        ({"attributes": {"causal": True}}, InvalidWorkload, "deterministic, workspace_bytes, got 'causal'"),
+        ({"attributes": {"workspace_bytes": True}}, InvalidWorkload, "workspace_bytes must be of type int, got True"),
+        ({"attributes": {"workspace_bytes": -1}}, InvalidWorkload, "workspace_bytes must be a whole number"),
     ],
 )
 def test_misuse_is_told(change: dict[str, object], error: type[KernelwrightError], words: str) -> None:
@@ -156,3 +172,37 @@ def test_hardware_and_device_must_agree() -> None:
     assert device_for_query(None, "replay:h100") == named_device("h100")
     with pytest.raises(UsageError, match="same GPU"):
         device_for_query("l4", "replay:h100")
+
+
+@given(
+    st.dictionaries(
+        st.from_regex(r"[a-z_]{1,12}", fullmatch=True),
+        st.booleans()
+        | st.integers(-(10**17), 10**17)
+        | st.floats(allow_nan=False, allow_infinity=False)
+        | st.sampled_from(["bottom_right", "bhqk", "strided:1,2"]).filter(lambda text: "," not in text),
+        max_size=6,
+    )
+)
+def test_attributes_are_written_and_read_alike(attributes: dict[str, bool | int | float | str]) -> None:
+    read = parse_attributes(format_attributes(attributes))
+    assert read == attributes and [type(v) for v in read.values()] == [type(v) for v in attributes.values()]
+
+
+@pytest.mark.parametrize(
+    ("text", "read"),
+    [
+        ("", {}),
+        ("deterministic", {"deterministic": True}),
+        (" a = 1 , b=x ", {"a": 1, "b": "x"}),
+        ("a=1e999", {"a": "1e999"}),
+    ],
+)
+def test_attributes(text: str, read: dict[str, object]) -> None:
+    assert parse_attributes(text) == read
+
+
+@pytest.mark.parametrize("text", ["=1", "a=", "a=1,a=2"])
+def test_attributes_that_cannot_be_read_are_refused(text: str) -> None:
+    with pytest.raises(InvalidWorkload):
+        parse_attributes(text)
