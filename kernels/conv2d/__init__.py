@@ -1,0 +1,1 @@
+"""The conv2d operator: forward, gradient of the input and gradient of the weight; one- and two-dimensional."""

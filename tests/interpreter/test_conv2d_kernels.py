@@ -1,0 +1,161 @@
+"""Conv2d kernels by numbers, run on the CPU by triton's interpreter (fp16 and fp32: its bf16 products are wrong)."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+from kernelwright.kernels.conv2d import reference
+from kernelwright.kernels.conv2d.operator import CONV2D
+from kernelwright.kernels.conv2d.workload import ACTIVATIONS, conv2d_workload
+from kernelwright.kernels.device import named_device
+from kernelwright.kernels.operator import launch_all
+from kernelwright.search.verification import Verdict, verify
+from kernelwright.types import Schedule, Workload
+
+H100 = named_device("h100")
+
+pytestmark = [
+    # the interpreter computes exp in numpy, which speaks up where a GPU gives infinity
+    pytest.mark.filterwarnings("ignore:overflow encountered in exp:RuntimeWarning"),
+    pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning"),
+]
+
+
+def run(workload: Workload, schedule: Schedule) -> Verdict:
+    inputs = CONV2D.make_inputs(workload, 1, "cpu")
+    out = CONV2D.empty_output(workload, "cpu")
+    launch_all(CONV2D.plan(workload, schedule, inputs, out))
+    return verify(out, CONV2D.reference(workload, inputs), CONV2D.tolerance(workload))
+
+
+def some(workload: Workload, template: str, count: int, **wanted: Any) -> list[Schedule]:
+    """Random schedules with the knobs `wanted`, no knob value twice where that can be."""
+    members = [
+        schedule
+        for schedule in CONV2D.templates[template].space(workload, H100)
+        if all(schedule.knobs[name] == value for name, value in wanted.items())
+    ]
+    return random.Random(7).sample(members, min(count, len(members)))
+
+
+def check(workload: Workload, template: str, count: int = 1, **wanted: Any) -> None:
+    schedules = some(workload, template, count, **wanted)
+    assert schedules
+    for schedule in schedules:
+        verdict = run(workload, schedule)
+        assert verdict.right, (schedule, verdict)
+
+
+CASES: list[dict[str, Any]] = [
+    {"image": (1, 1, 1, 1), "k": 1, "kernel": 1},
+    {"image": (2, 17, 7, 5), "k": 29, "kernel": 1},
+    {"image": (2, 8, 6, 6), "k": 8, "kernel": 3, "padding": 5},
+    {"image": (3, 16, 1, 1), "k": 16, "kernel": 3, "padding": 1},
+    {"image": (2, 24, 11, 13), "k": 40, "kernel": (3, 5), "stride": 2, "padding": (2, 1), "dilation": 3},
+    {"image": (2, 32, 10, 10), "k": 48, "kernel": 1, "stride": 3},
+    {"image": (1, 3, 6, 6), "k": 8, "kernel": (31, 3), "padding": (15, 1)},
+    {"image": (2, 6, 7, 7), "k": 12, "kernel": 3, "padding": 1, "groups": 6},
+    {"image": (2, 21, 6, 6), "k": 35, "kernel": 3, "padding": 1, "groups": 7},
+    {"image": (5, 9, 7, 7), "k": 13, "kernel": 7},
+    {"image": (1, 33, 8, 8), "k": 1, "kernel": 3, "padding": 1},
+    {"image": (1, 16, 1, 150), "k": 16, "kernel": (1, 17), "stride": (1, 2), "padding": (0, 3)},
+    {"image": (2, 1, 9, 9), "k": 7, "kernel": 5},
+]
+
+
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(str(value) for value in case.values()))
+def test_implicit_gemm_at_odd_sizes(case: dict[str, Any], dtype: str) -> None:
+    layout = "nhwc" if dtype == "fp16" else "nchw"
+    check(conv2d_workload(**case, dtype=dtype, layout=layout, epilogue=("bias", "relu")), "implicit_gemm")
+
+
+@pytest.mark.parametrize("reduction", ["taps", "channels", "flat", "flat_taps"])
+@pytest.mark.parametrize("split_k", [1, 3])
+def test_every_order_of_the_sum(reduction: str, split_k: int) -> None:
+    layout = "nchw" if reduction == "flat_taps" else "nhwc"
+    workload = conv2d_workload((2, 40, 5, 5), 20, 3, "fp16", layout, padding=1)
+    check(workload, "implicit_gemm", reduction=reduction, split_k=split_k)
+
+
+@pytest.mark.parametrize("combine", ["parts", "add"])
+def test_sums_in_parts(combine: str) -> None:
+    workload = conv2d_workload((1, 70, 4, 4), 35, 3, "fp16", "nchw", ("bias", "residual", "silu"), padding=1)
+    check(workload, "implicit_gemm", 2, combine=combine, split_k=4)
+
+
+@pytest.mark.parametrize(
+    "epilogue",
+    [
+        *((name,) for name in ACTIVATIONS),
+        ("scale_vec", "bias", "residual", "relu"),
+        ("bias", "multiply", "hardswish", "bias"),
+    ],
+)
+def test_every_epilogue(epilogue: tuple[str, ...]) -> None:
+    check(conv2d_workload((1, 16, 5, 7), 20, 3, "fp32", epilogue=epilogue), "implicit_gemm", 1, split_k=1)
+
+
+LAYOUTS: list[dict[str, str]] = [
+    # a slice of a wider tensor, with gaps between its pixels
+    {"x": "strided:5400,1,270,54"},
+    {"x": "strided:0,1,192,16"},
+    {"x": "nhwc+1", "w": "nchw", "out": "strided:2600,100,10,1+3"},
+    {"x": "nchw", "w": "nhwc", "out": "nhwc"},
+]
+
+
+@pytest.mark.parametrize("layouts", LAYOUTS)
+def test_strides_and_gaps(layouts: dict[str, str]) -> None:
+    workload = conv2d_workload((3, 16, 8, 9), 20, 3, "fp16", padding=1, layouts=layouts)
+    check(workload, "implicit_gemm", 2)
+    schedule = some(workload, "implicit_gemm", 1)[0]
+    inputs, out = CONV2D.make_inputs(workload, 1, "cpu"), CONV2D.empty_output(workload, "cpu")
+    launch_all(CONV2D.plan(workload, schedule, inputs, out))
+    gaps = out.untyped_storage().nbytes() // 2 - out.numel()
+    everything = torch.tensor([], dtype=out.dtype).set_(out.untyped_storage())
+    assert int(everything.isnan().sum()) == gaps, "something was written beside the result"
+
+
+def test_int8_is_exact() -> None:
+    workload = conv2d_workload((1, 32, 5, 5), 16, 3, "int8", padding=1, dtypes={"out": "int32"})
+    check(workload, "implicit_gemm", 3)
+
+
+def test_batch_of_none_launches_nothing() -> None:
+    workload = conv2d_workload((0, 16, 8, 8), 16, 3, padding=1)
+    assert CONV2D.empty_output(workload, "cpu").shape == (0, 16, 8, 8)
+    schedule = CONV2D.default_schedule(workload, H100)
+    inputs, out = CONV2D.make_inputs(workload, 1, "cpu"), CONV2D.empty_output(workload, "cpu")
+    assert CONV2D.plan(workload, schedule, inputs, out) == []
+    assert verify(out, CONV2D.reference(workload, inputs), CONV2D.tolerance(workload)).right
+
+
+GRADIENTS: list[dict[str, Any]] = [
+    {"image": (2, 6, 9, 8), "k": 4, "kernel": (3, 2), "stride": (2, 3), "padding": (1, 2), "dilation": (2, 1)},
+    {"image": (2, 6, 9, 8), "k": 4, "kernel": 3, "groups": 2, "padding": 1},
+    {"image": (2, 6, 9, 8), "k": 4, "kernel": 3, "groups": 2, "padding": 1, "stride": 2, "transposed": True},
+]
+
+
+@pytest.mark.parametrize("case", GRADIENTS)
+@pytest.mark.parametrize("direction", ["forward", "input_gradient", "weight_gradient"])
+def test_a_lying_library_is_seen(case: dict[str, Any], direction: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if case.get("transposed") and direction != "forward":
+        return
+    workload = conv2d_workload(**case, dtype="fp32", direction=direction)
+    inputs = CONV2D.make_inputs(workload, 3, "cpu")
+    honest = CONV2D.reference(workload, inputs)
+    assert honest.isfinite().all()
+    convolve = reference.convolve
+
+    def shifted(*args: Any) -> torch.Tensor:
+        return convolve(*args).roll(1, 3)
+
+    monkeypatch.setattr(reference, "convolve", shifted)
+    with pytest.raises(ArithmeticError, match="cannot judge kernels"):
+        CONV2D.reference(workload, inputs)
