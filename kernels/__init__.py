@@ -1,10 +1,11 @@
 """Operators: what can be run, with which templates, and how schedules of them are built and rendered."""
 
 from kernelwright.errors import UnknownOperator
+from kernelwright.kernels.attention.operator import ATTENTION
 from kernelwright.kernels.matmul.operator import MATMUL
 from kernelwright.kernels.operator import Operator
 
-OPERATORS: dict[str, Operator] = {"matmul": MATMUL}
+OPERATORS: dict[str, Operator] = {"matmul": MATMUL, "attention": ATTENTION}
 """Every operator by name."""
 
 

@@ -1,0 +1,90 @@
+"""Template "forward": plain loads and stores; any strides, sizes, masks and lengths, any GPU."""
+
+from __future__ import annotations
+
+from kernelwright.kernels.attention.template import (
+    AttentionTemplate,
+    Knobs,
+    can_split,
+    element_bytes,
+    forward_only,
+    head_parts,
+    least_part,
+    multiplies,
+    number,
+    over,
+    power_above,
+)
+from kernelwright.kernels.attention.workload import Problem
+from kernelwright.kernels.space import Constraint, Knob
+from kernelwright.types import DeviceSpec
+
+
+def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) -> list[Knob]:
+    least = least_part(problem)
+    splits = can_split(problem.head_dim, least) or can_split(problem.v_dim, least)
+    return [
+        # 16 rows for single queries, 128 to read keys less often
+        Knob("block_m", (16, 32, 64, 128), "log2"),
+        Knob("block_n", (32, 64, 128), "log2"),
+        Knob("num_warps", (4, 8), "log2"),
+        Knob("num_stages", (1, 2, 3, 4)),
+        # tiles of one head side by side, which share its keys in L2, or the longest rows of all heads first
+        Knob("order", ("head", "heavy") if problem.causal else ("head",), "category"),
+        # a head dimension that is no power of two: padded to the next one, or two products
+        Knob("head", ("pad", "split") if splits else ("pad",), "category"),
+        Knob("precision", precisions, "category"),
+    ]
+
+
+def _widths(problem: Problem, knobs: Knobs) -> tuple[int, int]:
+    """Elements that a head of k and of v takes with its padding."""
+    split, least = knobs["head"] == "split", least_part(problem)
+    return sum(head_parts(problem.head_dim, split, least)), sum(head_parts(problem.v_dim, split, least))
+
+
+def _shared(problem: Problem, knobs: Knobs) -> int:
+    k_width, v_width = _widths(problem, knobs)
+    ring = number(knobs, "block_n") * (k_width + v_width) * max(number(knobs, "num_stages") - 1, 1)
+    return (ring + number(knobs, "block_m") * k_width) * element_bytes(problem)
+
+
+def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
+    longest = problem.q_length
+
+    def rows(knobs: Knobs) -> str | None:
+        fitting, block = power_above(longest), number(knobs, "block_m")
+        return f"block_m {block} for {longest} queries, {fitting} is enough" if block > fitting else None
+
+    def columns(knobs: Knobs) -> str | None:
+        fitting, block = power_above(problem.kv_length, 32), number(knobs, "block_n")
+        return f"block_n {block} for {problem.kv_length} keys, {fitting} is enough" if block > fitting else None
+
+    def registers(knobs: Knobs) -> str | None:
+        threads = 32 * number(knobs, "num_warps")
+        block = number(knobs, "block_m")
+        held = block * (_widths(problem, knobs)[1] + number(knobs, "block_n")) / threads
+        if held < 4:
+            return f"a thread holds {held:g} scores and sums, fewer than 4: too many warps"
+        return over(held, 224, "registers a thread for scores and sums")
+
+    def stages(knobs: Knobs) -> str | None:
+        steps = -(-problem.kv_length // number(knobs, "block_n"))
+        count = number(knobs, "num_stages")
+        return f"{count} stages for {steps} blocks of keys" if count > max(steps, 1) and count > 2 else None
+
+    def cache(knobs: Knobs) -> str | None:
+        return "reads keys that lie in one piece, not in pages" if problem.page else None
+
+    return [
+        forward_only(problem),
+        multiplies(problem, device),
+        Constraint("pages", cache),
+        Constraint("rows", rows),
+        Constraint("columns", columns),
+        Constraint("registers", registers),
+        Constraint("pipeline", stages),
+    ]
+
+
+FORWARD = AttentionTemplate("forward", "kernelwright.kernels.attention.forward_kernel", _knobs, _constraints, _shared)

@@ -1,0 +1,135 @@
+"""What attention templates share: a description that needs no triton, and constraints that several of them have."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Callable, Mapping, Sequence
+
+from kernelwright.kernels.attention.workload import Problem, problem_of
+from kernelwright.kernels.precision import PARTS, allowed, rate_tflops
+from kernelwright.kernels.source import source_fingerprint
+from kernelwright.kernels.space import Constraint, Knob, KnobSpace
+from kernelwright.types import DTYPES, DeviceSpec, Scalar, Schedule, Workload
+
+Knobs = Mapping[str, Scalar]
+
+
+@dataclasses.dataclass(frozen=True)
+class AttentionTemplate:
+    """One kernel generator. knobs and constraints are made for a problem on a device; shared gives bytes of a block."""
+
+    name: str
+    kernel_module: str
+    knobs: Callable[[Problem, DeviceSpec, tuple[str, ...]], Sequence[Knob]]
+    constraints: Callable[[Problem, DeviceSpec], Sequence[Constraint]]
+    shared: Callable[[Problem, Knobs], int]
+
+    @property
+    def fingerprint(self) -> str:
+        """Digest of the kernel's source text, helpers included."""
+        return source_fingerprint(self.kernel_module)
+
+    def space(self, workload: Workload, device: DeviceSpec) -> KnobSpace:
+        """The legal schedules; empty where this template cannot run the workload."""
+        return _space(self, workload, device)
+
+    def shared_bytes(self, workload: Workload, schedule: Schedule) -> int:
+        """Estimated shared memory of a block in bytes."""
+        return self.shared(problem_of(workload), schedule.knobs)
+
+
+@functools.lru_cache(maxsize=512)
+def _space(template: AttentionTemplate, workload: Workload, device: DeviceSpec) -> KnobSpace:
+    problem = problem_of(workload)
+    found = allowed(problem.dtype, problem.dtype, problem.out_dtype, workload.error_budget)
+    nvidia = device.vendor == "nvidia"
+    precisions = tuple(
+        p for p in found if p not in PARTS or (nvidia and rate_tflops(p, device.peak_tflops) is not None)
+    )
+    fits = Constraint(
+        "shared_memory",
+        lambda knobs: over(template.shared(problem, knobs), device.shared_memory_bytes, "bytes of shared memory"),
+    )
+    constraints = [*template.constraints(problem, device), fits]
+    return KnobSpace(template.name, template.knobs(problem, device, precisions), constraints)
+
+
+def over(needed: float, limit: float, what: str) -> str | None:
+    """The words for a limit that is broken, or None."""
+    return f"needs {needed:g} {what}, the device has {limit:g}" if needed > limit else None
+
+
+def number(knobs: Knobs, name: str) -> int:
+    """A knob that holds a whole number."""
+    return int(knobs[name])
+
+
+def element_bytes(problem: Problem) -> int:
+    """Bytes of an element of q, k and v."""
+    return DTYPES[problem.dtype] // 8
+
+
+def power_above(size: int, least: int = 16) -> int:
+    """The smallest power of two that is at least `size` and `least`."""
+    return max(least, 1 << max(size - 1, 0).bit_length())
+
+
+def head_parts(size: int, split: bool, least: int = 16) -> tuple[int, int]:
+    """A head dimension as powers of two: one that covers it, or the largest in it and one that covers the rest.
+
+    (80, split) gives (64, 16); the second is 0 where there is no rest.
+    """
+    whole = power_above(size, least)
+    first = whole // 2
+    if not split or whole == size or first < least:
+        return whole, 0
+    return first, power_above(size - first, least)
+
+
+def can_split(size: int, least: int = 16) -> bool:
+    """Whether two powers of two cover a head dimension with less than one does."""
+    return sum(head_parts(size, True, least)) < power_above(size, least)
+
+
+def least_part(problem: Problem) -> int:
+    """The least depth of a product on tensor cores: 16 elements, 32 of 8 bits."""
+    return 32 if element_bytes(problem) == 1 else 16
+
+
+def forward_only(problem: Problem) -> Constraint:
+    """For templates that compute forwards."""
+
+    def check(knobs: Knobs) -> str | None:
+        return "computes forwards" if problem.backward else None
+
+    return Constraint("direction", check)
+
+
+def multiplies(problem: Problem, device: DeviceSpec) -> Constraint:
+    """Matrix units multiply fp8 from sm_89 and gfx950 on (gfx942 has other fp8 types)."""
+
+    def check(knobs: Knobs) -> str | None:
+        if element_bytes(problem) > 1:
+            return None
+        nvidia = device.vendor == "nvidia"
+        enough = int(device.architecture.removeprefix("sm_")) >= 89 if nvidia else device.architecture == "gfx950"
+        return None if enough else f"{device.architecture} cannot multiply {problem.dtype}"
+
+    return Constraint("operands", check)
+
+
+def bulk_copy(problem: Problem, device: DeviceSpec, tensors: Sequence[str]) -> Constraint:
+    """The bulk copy engine needs an NVIDIA GPU from sm_90 on, 16-byte aligned rows and sizes of at least 1."""
+
+    def check(knobs: Knobs) -> str | None:
+        if device.vendor != "nvidia" or int(device.architecture.removeprefix("sm_")) < 90:
+            return f"needs the bulk copy engine of sm_90 or later, the device is {device.architecture}"
+        if any(0 in getattr(problem, name).shape for name in tensors):
+            return "needs sizes of at least 1"
+        unaligned = [name for name in tensors if not problem.aligned(name)]
+        if unaligned:
+            return f"{', '.join(unaligned)} must have a unit stride in the last dimension and all others of 16 bytes"
+        return None
+
+    return Constraint("tma", check)
