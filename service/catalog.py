@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from kernelwright.kernels import OPERATORS
 from kernelwright.kernels.device import gpu_count, present_device
 from kernelwright.kernels.device_table import NAMED_DEVICES
 from kernelwright.search.recorded import recorded_devices
@@ -41,5 +40,5 @@ def present_devices() -> list[DeviceSpec]:
 
 
 def list_operators() -> list[OperatorOut]:
-    """Every operator, how its workloads are typed, and its templates."""
-    return [OperatorOut(name=name, dims=list(FORMS[name].dims), templates=fingerprints(name)) for name in OPERATORS]
+    """Every operator whose workloads can be typed, how its workloads are typed, and its templates."""
+    return [OperatorOut(name=name, dims=list(FORMS[name].dims), templates=fingerprints(name)) for name in FORMS]

@@ -55,6 +55,8 @@ _ATTRIBUTES = ("causal", "window", "softcap", "scale", "mask", "mask_dims", "sca
 
 _DIMS = ("B", "Hq", "Hkv", "Sq", "Skv", "D", "Dv")
 
+_SIZES = ("batch", "heads", "kv_heads", "q_length", "kv_length", "head_dim", "v_dim")
+
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
@@ -171,28 +173,27 @@ def problem_of(workload: Workload) -> Problem:
     _check_types(workload)
     _check_dims(workload)
     dims, attributes = workload.dims, workload.attributes
-    # too many of several types for mypy to follow
-    switches: dict[str, Any] = {name: bool(attributes.get(name, False)) for name in _SWITCHES}
-    layouts = _layouts(workload, switches["kv_shared"])
-    sizes: tuple[Any, ...] = (*(dims[name] for name in _DIMS), *(layouts[name] for name in TENSORS))
-    problem = Problem(
-        *sizes,
-        workload.dtypes["q"],
-        workload.dtypes["out"],
-        float(attributes.get("scale", max(dims["D"], 1) ** -0.5)),
-        packed="T" in dims,
-        total_q=dims.get("T", 0),
-        total_k=dims.get("Tk", 0),
-        page=dims.get("page", 0),
-        causal=str(attributes.get("causal", "")),
-        window=int(attributes.get("window", 0)),
-        softcap=float(attributes.get("softcap", 0.0)),
-        mask=str(attributes.get("mask", "")),
-        mask_dims=str(attributes.get("mask_dims", "bhqk")) if "mask" in attributes else "",
-        backward=attributes.get("direction") == "backward",
-        scaling=str(attributes.get("scaling", "")),
+    switches = {name: bool(attributes.get(name, False)) for name in _SWITCHES}
+    fields: dict[str, Any] = {
+        **dict(zip(_SIZES, (dims[name] for name in _DIMS), strict=True)),
+        **_layouts(workload, switches["kv_shared"]),
         **switches,
-    )
+        "dtype": workload.dtypes["q"],
+        "out_dtype": workload.dtypes["out"],
+        "scale": float(attributes.get("scale", max(dims["D"], 1) ** -0.5)),
+        "packed": "T" in dims,
+        "total_q": dims.get("T", 0),
+        "total_k": dims.get("Tk", 0),
+        "page": dims.get("page", 0),
+        "causal": str(attributes.get("causal", "")),
+        "window": int(attributes.get("window", 0)),
+        "softcap": float(attributes.get("softcap", 0.0)),
+        "mask": str(attributes.get("mask", "")),
+        "mask_dims": str(attributes.get("mask_dims", "bhqk")) if "mask" in attributes else "",
+        "backward": attributes.get("direction") == "backward",
+        "scaling": str(attributes.get("scaling", "")),
+    }
+    problem = Problem(**fields)
     _check_combinations(problem)
     return problem
 

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 
 from kernelwright.db import JobRequest
 from kernelwright.errors import UsageError
-from kernelwright.kernels import OPERATORS
 from kernelwright.kernels.device import named_device
 from kernelwright.kernels.device_table import NAMED_DEVICES
 from kernelwright.search import STRATEGIES
@@ -86,7 +85,7 @@ class Search:
 def choices() -> dict[str, Any]:
     """What the forms offer."""
     return {
-        "operators": list(OPERATORS),
+        "operators": list(FORMS),
         "shapes": {name: ",".join(f"{dim}=…" for dim in form.dims) for name, form in FORMS.items()},
         "dtypes": list(DTYPES),
         "layouts": list(dict.fromkeys(layout for form in FORMS.values() for layout in form.layouts)),
