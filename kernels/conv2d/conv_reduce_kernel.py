@@ -48,6 +48,17 @@ def conv_parts(out, parts, dtype):
     return torch.empty((parts, n * p * q, k), dtype=dtype, device=out.device)
 
 
+def part_strides(out):
+    """Strides of a dense workspace [N, P, Q, K], in the order of a result [N, K, P, Q]."""
+    _, k, p, q = out.shape
+    return p * q * k, 1, q * k, k
+
+
+def reach_of(tensor):
+    """The largest offset that an element of the tensor has, in elements."""
+    return sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size)
+
+
 def conv_reduce_launch(parts, out, inputs, epilogue):
     """The launch that turns parts [parts, N * P * Q, K] into out [N, K, P, Q]."""
     count, pixels, channels = parts.shape

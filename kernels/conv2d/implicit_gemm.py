@@ -18,7 +18,8 @@ from kernelwright.types import DeviceSpec
 MOST_SPLITS = 32
 
 
-def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) -> list[Knob]:
+def gather_knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) -> list[Knob]:
+    """The choices of the kernel that gathers pixels."""
     return [
         Knob("block_m", (32, 64, 128, 256), "log2"),
         Knob("block_n", (32, 64, 128, 256), "log2"),
@@ -33,7 +34,7 @@ def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) ->
     ]
 
 
-def shared(problem: Problem, knobs: Knobs) -> int:
+def gather_shared(problem: Problem, knobs: Knobs) -> int:
     """Bytes of the ring of operand tiles."""
     tile = (number(knobs, "block_m") + number(knobs, "block_n")) * number(knobs, "block_k")
     return tile * number(knobs, "num_stages") * problem.element_bytes
@@ -71,5 +72,5 @@ def gather_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]
 
 
 IMPLICIT_GEMM = ConvTemplate(
-    "implicit_gemm", "kernelwright.kernels.conv2d.implicit_gemm_kernel", _knobs, _constraints, shared
+    "implicit_gemm", "kernelwright.kernels.conv2d.implicit_gemm_kernel", gather_knobs, _constraints, gather_shared
 )

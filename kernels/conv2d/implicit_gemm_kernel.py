@@ -15,7 +15,13 @@ import triton
 import triton.language as tl
 
 from kernelwright.kernels.conv2d.conv_epilogue_kernel import conv_chain, finish_conv, image_places
-from kernelwright.kernels.conv2d.conv_reduce_kernel import conv_parts, conv_reduce_launch, conv_zeros_launch
+from kernelwright.kernels.conv2d.conv_reduce_kernel import (
+    conv_parts,
+    conv_reduce_launch,
+    conv_zeros_launch,
+    part_strides,
+    reach_of,
+)
 from kernelwright.kernels.matmul.epilogue_kernel import tile_of
 from kernelwright.kernels.matmul.product_kernel import dot_precision, product
 
@@ -203,14 +209,3 @@ def gemm_of(image, weight, out, knobs, attributes):
     geometry = (scatters, r, s, *stride, *padding, *dilation, *in_step, *tap_step, *out_step, *w_step)
     tiles = triton.cdiv(rows, knobs["block_m"]) * triton.cdiv(cols, knobs["block_n"])
     return sizes, geometry, rows + knobs["block_m"], tiles * groups * out_step[0] * out_step[1]
-
-
-def part_strides(out):
-    """Strides of a dense workspace [N, P, Q, K], in the order of a result [N, K, P, Q]."""
-    _, k, p, q = out.shape
-    return p * q * k, 1, q * k, k
-
-
-def reach_of(tensor):
-    """The largest offset that an element of the tensor has, in elements."""
-    return sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True) if size)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 from kernelwright.errors import IllegalSchedule, NoWorkingSchedule
 from kernelwright.kernels.conv2d import inputs, reference
 from kernelwright.kernels.conv2d.implicit_gemm import IMPLICIT_GEMM
+from kernelwright.kernels.conv2d.implicit_gemm_input_gradient import IMPLICIT_GEMM_INPUT_GRADIENT
+from kernelwright.kernels.conv2d.implicit_gemm_weight_gradient import IMPLICIT_GEMM_WEIGHT_GRADIENT
 from kernelwright.kernels.conv2d.template import ConvTemplate
 from kernelwright.kernels.conv2d.vendor import vendor_call
 from kernelwright.kernels.conv2d.workload import OPERANDS, Problem, complete_attributes, problem_of
@@ -22,9 +24,16 @@ from kernelwright.types import DeviceSpec, Schedule, Workload
 if TYPE_CHECKING:
     import torch
 
-TEMPLATES: dict[str, ConvTemplate] = {template.name: template for template in (IMPLICIT_GEMM,)}
+TEMPLATES: dict[str, ConvTemplate] = {
+    template.name: template
+    for template in (
+        IMPLICIT_GEMM,
+        IMPLICIT_GEMM_INPUT_GRADIENT,
+        IMPLICIT_GEMM_WEIGHT_GRADIENT,
+    )
+}
 
-PORTABLE = ("implicit_gemm",)
+PORTABLE = ("implicit_gemm", "implicit_gemm_input_gradient", "implicit_gemm_weight_gradient")
 """Templates that run on every GPU; for each direction there is one."""
 
 MIDDLING = {

@@ -135,6 +135,59 @@ def test_batch_of_none_launches_nothing() -> None:
     assert verify(out, CONV2D.reference(workload, inputs), CONV2D.tolerance(workload)).right
 
 
+@pytest.mark.parametrize("direction", ["input_gradient", "weight_gradient"])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(str(value) for value in case.values()))
+def test_gradients_at_odd_sizes(case: dict[str, Any], direction: str) -> None:
+    check(conv2d_workload(**case, dtype="fp16", direction=direction), f"implicit_gemm_{direction}")
+
+
+TRANSPOSED: list[dict[str, Any]] = [
+    {"image": (2, 16, 5, 6), "k": 24, "kernel": 3, "stride": 3, "padding": 2, "dilation": 2, "groups": 2},
+    {"image": (1, 8, 5, 5), "k": 8, "kernel": 2, "stride": 4},
+    {"image": (2, 20, 4, 4), "k": 12, "kernel": 4, "stride": 2, "padding": 1},
+    {"image": (1, 8, 4, 5), "k": 8, "kernel": 3, "stride": (4, 6), "dilation": (2, 4)},
+]
+
+
+@pytest.mark.parametrize("case", TRANSPOSED, ids=lambda case: "-".join(str(value) for value in case.values()))
+@pytest.mark.parametrize("output_padding", [0, (1, 2)])
+def test_transposed_with_epilogue(case: dict[str, Any], output_padding: Any) -> None:
+    if output_padding and max(case["stride"] if isinstance(case["stride"], tuple) else (case["stride"],)) < 3:
+        output_padding = (1, 0)
+    workload = conv2d_workload(
+        **case,
+        dtype="fp16",
+        layout="nchw",
+        transposed=True,
+        output_padding=output_padding,
+        epilogue=("bias", "relu", "residual"),
+    )
+    check(workload, "implicit_gemm_input_gradient", 2)
+
+
+@pytest.mark.parametrize("reduction", ["taps", "channels", "flat"])
+def test_strided_gradient_in_every_order_of_the_sum(reduction: str) -> None:
+    workload = conv2d_workload((2, 6, 9, 9), 40, 3, "fp32", padding=1, stride=2, direction="input_gradient")
+    check(workload, "implicit_gemm_input_gradient", reduction=reduction)
+
+
+@pytest.mark.parametrize("columns", ["tap", "flat"])
+@pytest.mark.parametrize("combine", ["parts", "add"])
+def test_weight_gradient_in_parts(columns: str, combine: str) -> None:
+    layouts = {"x": "nhwc", "w": "strided:230,3,70,23", "out": "nchw"}
+    workload = conv2d_workload(
+        (9, 6, 9, 9), 10, 3, "fp16", padding=1, groups=2, direction="weight_gradient", layouts=layouts,
+        dtypes={"w": "fp32"},
+    )  # fmt: skip
+    check(workload, "implicit_gemm_weight_gradient", columns=columns, combine=combine, split_k=4)
+
+
+def test_gradients_of_an_empty_batch() -> None:
+    workload = conv2d_workload((0, 8, 6, 6), 4, 3, "fp16", padding=1, direction="weight_gradient")
+    verdict = run(workload, CONV2D.default_schedule(workload, H100))
+    assert verdict.right and verdict.error == 0.0
+
+
 GRADIENTS: list[dict[str, Any]] = [
     {"image": (2, 6, 9, 8), "k": 4, "kernel": (3, 2), "stride": (2, 3), "padding": (1, 2), "dilation": (2, 1)},
     {"image": (2, 6, 9, 8), "k": 4, "kernel": 3, "groups": 2, "padding": 1},
