@@ -2,10 +2,11 @@
 
 from kernelwright.errors import UnknownOperator
 from kernelwright.kernels.attention.operator import ATTENTION
+from kernelwright.kernels.conv2d.operator import CONV2D
 from kernelwright.kernels.matmul.operator import MATMUL
 from kernelwright.kernels.operator import Operator
 
-OPERATORS: dict[str, Operator] = {"matmul": MATMUL, "attention": ATTENTION}
+OPERATORS: dict[str, Operator] = {"matmul": MATMUL, "attention": ATTENTION, "conv2d": CONV2D}
 """Every operator by name."""
 
 
