@@ -13,6 +13,7 @@ from kernelwright.kernels.conv2d import inputs, reference
 from kernelwright.kernels.conv2d.implicit_gemm import IMPLICIT_GEMM
 from kernelwright.kernels.conv2d.implicit_gemm_input_gradient import IMPLICIT_GEMM_INPUT_GRADIENT
 from kernelwright.kernels.conv2d.implicit_gemm_weight_gradient import IMPLICIT_GEMM_WEIGHT_GRADIENT
+from kernelwright.kernels.conv2d.pointwise import POINTWISE
 from kernelwright.kernels.conv2d.template import ConvTemplate
 from kernelwright.kernels.conv2d.vendor import vendor_call
 from kernelwright.kernels.conv2d.workload import OPERANDS, Problem, complete_attributes, problem_of
@@ -30,6 +31,7 @@ TEMPLATES: dict[str, ConvTemplate] = {
         IMPLICIT_GEMM,
         IMPLICIT_GEMM_INPUT_GRADIENT,
         IMPLICIT_GEMM_WEIGHT_GRADIENT,
+        POINTWISE,
     )
 }
 

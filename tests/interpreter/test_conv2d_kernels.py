@@ -188,6 +188,39 @@ def test_gradients_of_an_empty_batch() -> None:
     assert verdict.right and verdict.error == 0.0
 
 
+POINTWISE: list[dict[str, Any]] = [
+    {"layout": "nhwc", "epilogue": ("scale_vec", "bias", "residual", "relu")},
+    {"layout": "nchw", "epilogue": ("bias", "residual", "gelu")},
+    {"layouts": {"x": "nchw", "w": "nchw", "out": "nhwc"}},
+    {"layout": "nhwc", "transposed": True, "epilogue": ("bias",)},
+    {"layout": "nhwc", "direction": "input_gradient"},
+    {"layout": "nchw", "direction": "input_gradient"},
+    {"layout": "nhwc", "direction": "weight_gradient", "dtypes": {"w": "fp32"}},
+]
+
+
+@pytest.mark.parametrize("case", POINTWISE, ids=lambda case: "-".join(str(value) for value in case.values()))
+def test_pointwise_is_a_matrix_product(case: dict[str, Any]) -> None:
+    check(conv2d_workload((3, 24, 4, 10), 40, 1, "fp16", **case), "pointwise", 2)
+
+
+@pytest.mark.parametrize(
+    ("case", "words"),
+    [
+        ({"kernel": 3}, "only convolutions with one tap"),
+        ({"stride": 2}, "only convolutions with one tap"),
+        ({"epilogue": ("hardswish",)}, "no epilogue step hardswish"),
+        ({"layouts": {"x": "strided:4000,1,1000,24"}}, "not evenly spaced"),
+        ({"layout": "nchw", "direction": "weight_gradient"}, "not evenly spaced"),
+    ],
+)
+def test_pointwise_says_why_it_cannot(case: dict[str, Any], words: str) -> None:
+    workload = conv2d_workload(**{"image": (3, 24, 4, 10), "k": 40, "kernel": 1, "dtype": "fp16", **case})
+    space = CONV2D.templates["pointwise"].space(workload, H100)
+    assert len(space) == 0
+    assert any(words in (constraint.check({}) or "") for constraint in space.constraints[:1])
+
+
 GRADIENTS: list[dict[str, Any]] = [
     {"image": (2, 6, 9, 8), "k": 4, "kernel": (3, 2), "stride": (2, 3), "padding": (1, 2), "dilation": (2, 1)},
     {"image": (2, 6, 9, 8), "k": 4, "kernel": 3, "groups": 2, "padding": 1},
