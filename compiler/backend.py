@@ -4,6 +4,8 @@ Inductor compiles the graph as ever; where the local records say that our kernel
 in. Options of ours, in torch.compile's `options` beside any of Inductor's:
 
     db        database URL; default KERNELWRIGHT_DB, else the SQLite file in the user's data folder
+    url       address of a service that is asked too, with KERNELWRIGHT_API_KEY as its key; default KERNELWRIGHT_URL
+    wait      seconds that a compile waits for the service at most; default 3
     how       kinds of answer that are trusted, of "measured", "stale" and "nearest"; default ("measured",)
     report    a kernelwright.compiler.report.Report to fill in
     mode      an Inductor mode, since torch.compile takes `mode` or `options` but not both
@@ -26,12 +28,16 @@ from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx
 from torch._logging._internal import warning_once
 
-from kernelwright.compiler.dispatch import local_answers
+from kernelwright.compiler.agreement import AgreedAnswers, default_store
+from kernelwright.compiler.dispatch import Answers, MostCertain, device_of, local_answers
 from kernelwright.compiler.passes.replace_matmul import ReplaceMatmul
 from kernelwright.compiler.passes.sequence import joined
 from kernelwright.compiler.report import Report
-from kernelwright.errors import UsageError
+from kernelwright.compiler.service_answers import SECONDS, Source, service_answers
+from kernelwright.errors import DatabaseError, UsageError
+from kernelwright.kernels.triton_adapter import current_toolchain
 from kernelwright.search.answer import Answer
+from kernelwright.search.timing import TIMER_VERSION
 from kernelwright.types import Workload
 
 TRUSTED = ("measured", "stale", "nearest")
@@ -48,6 +54,8 @@ class Options:
     """Our own options; the module's docstring tells what they mean."""
 
     db: str | None = None
+    url: str | None = None
+    wait: float = SECONDS
     how: tuple[str, ...] = ("measured",)
     report: Report | None = None
     mode: str | None = None
@@ -60,6 +68,8 @@ class Options:
             value = getattr(self, name)
             object.__setattr__(self, name, (value,) if isinstance(value, str) else tuple(value))
         unknown = [how for how in self.how if how not in TRUSTED]
+        if not 0 < self.wait <= 600:
+            raise UsageError(f"option wait must lie between 0 and 600 seconds, got {self.wait!r}")
         if unknown:
             raise UsageError(f"option how must name some of {', '.join(TRUSTED)}, got {', '.join(unknown)}")
 
@@ -118,8 +128,26 @@ def _answers(ours: Options) -> tuple[Callable[[Workload], Answer], str | None]:
     """A source of answers, and what identifies its present state (None where nothing does)."""
     if ours.answers is not None:
         return ours.answers, None
-    recorded = local_answers(ours.db or os.environ.get("KERNELWRIGHT_DB"), ours.device)
-    return recorded, recorded.state
+    found = _known_answers(ours)
+    store = default_store()
+    if store is None:
+        return found, found.state
+    agreed = AgreedAnswers(found, store, found.state)
+    return agreed, agreed.state
+
+
+def _known_answers(ours: Options) -> Answers:
+    """The answers of the database and, where there is one, of the service; with a service no database is needed."""
+    db, url = ours.db or os.environ.get("KERNELWRIGHT_DB"), ours.url or os.environ.get("KERNELWRIGHT_URL")
+    if not url:
+        return local_answers(db, ours.device)
+    key, toolchain = os.environ.get("KERNELWRIGHT_API_KEY"), current_toolchain(TIMER_VERSION)
+    asked = service_answers(Source(url, device_of(ours.device), toolchain, key, ours.wait))
+    try:
+        return MostCertain([local_answers(db, ours.device), asked])
+    except DatabaseError as error:
+        _log.info("only the service is asked: %s", error)
+        return asked
 
 
 def _has_tensor_on(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], devices: Sequence[str]) -> bool:

@@ -1,10 +1,12 @@
-"""Where answers come from while a model is compiled: the records of the local database, read once for a graph."""
+"""Where answers come from while a model is compiled: the records of the local database, read once for a graph, and what
+a service says, whichever knows better."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Protocol, runtime_checkable
 
 import torch
 from sqlalchemy import make_url
@@ -17,6 +19,53 @@ from kernelwright.kernels.triton_adapter import current_toolchain
 from kernelwright.search.answer import Answer, find_winner
 from kernelwright.search.timing import TIMER_VERSION
 from kernelwright.types import DeviceSpec, Toolchain, TuningRecord, Workload, digest
+
+CERTAINTY = ("measured", "stale", "nearest", "predicted", "vendor")
+"""Kinds of answer, the most certain first."""
+
+
+@runtime_checkable
+class Prepared(Protocol):
+    """A source of answers that would rather be asked for many workloads at once."""
+
+    def prepare(self, workloads: Sequence[Workload]) -> None:
+        """Make ready what will be asked for next."""
+        ...
+
+
+class Answers(Protocol):
+    """A source of answers whose present state can be told."""
+
+    @property
+    def state(self) -> str:
+        """Digest of all that the answers depend on: equal states give equal answers."""
+        ...
+
+    def __call__(self, workload: Workload) -> Answer:
+        """What is fastest for the workload; a miss is an answer too."""
+        ...
+
+
+class MostCertain:
+    """Several sources; of their answers the most certain one counts, and of equally certain ones the first."""
+
+    def __init__(self, sources: Sequence[Answers]) -> None:
+        self._sources = tuple(sources)
+
+    def prepare(self, workloads: Sequence[Workload]) -> None:
+        """See `Prepared`."""
+        for source in self._sources:
+            if isinstance(source, Prepared):
+                source.prepare(workloads)
+
+    def __call__(self, workload: Workload) -> Answer:
+        """The answer that counts."""
+        return min((source(workload) for source in self._sources), key=lambda answer: CERTAINTY.index(answer.how))
+
+    @property
+    def state(self) -> str:
+        """See `Answers`."""
+        return digest([source.state for source in self._sources])
 
 
 class RecordedAnswers:
@@ -52,6 +101,11 @@ class RecordedAnswers:
         return [r for r in self._records if r.device.key == device_key and _same_family(r.workload, workload)]
 
 
+def device_of(name: str | None) -> DeviceSpec:
+    """A GPU by name, None: the present one. UnknownDevice where there is no such GPU."""
+    return present_device(torch.cuda.current_device()) if name is None else named_device(name)
+
+
 def local_answers(url: str | None = None, device: str | None = None) -> RecordedAnswers:
     """Answers from the database at `url` (None: the user's own) for a GPU by name (None: the present one).
 
@@ -59,7 +113,7 @@ def local_answers(url: str | None = None, device: str | None = None) -> Recorded
     """
     _check_exists(url or default_url())
     with Store.open(url) as store:
-        spec = present_device(torch.cuda.current_device()) if device is None else named_device(device)
+        spec = device_of(device)
         records = store.records(operator="matmul", device_key=spec.key, limit=None, trusted=True)
     return RecordedAnswers(records, spec, current_toolchain(TIMER_VERSION))
 

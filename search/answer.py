@@ -111,6 +111,15 @@ def find_winner(
     return _predicted(operator, workload, device, model) or _nothing(workload, device)
 
 
+def check_schedule(workload: Workload, device: DeviceSpec, schedule: Schedule | None) -> None:
+    """Raise ValueError, with the reasons, unless this is a legal schedule of the workload on the device."""
+    if schedule is None:
+        raise ValueError("a kernel without a schedule")
+    reasons = get_operator(workload.operator).space(workload, device).why_illegal(schedule)
+    if reasons:
+        raise ValueError(f"{schedule} is not legal: {'; '.join(reasons)}")
+
+
 def _is_current(record: TuningRecord, fingerprints: Mapping[str, str]) -> bool:
     return fingerprints.get(record.schedule.template) == record.template_fingerprint
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
@@ -12,6 +13,7 @@ import httpx
 from pydantic import BaseModel, ValidationError
 
 from kernelwright.errors import ServiceError, UsageError
+from kernelwright.search.answer import Answer, check_schedule
 from kernelwright.service.schemas import (
     BatchIn,
     BatchItem,
@@ -34,13 +36,17 @@ from kernelwright.service.schemas import (
     WorkloadList,
     WorkloadOut,
 )
-from kernelwright.service.workload_args import WorkloadArgs, format_shape
+from kernelwright.service.workload_args import WorkloadArgs, args_of, format_shape
+from kernelwright.types import DeviceSpec, FrozenMap, Schedule, Toolchain, Workload
 
 M = TypeVar("M", bound=BaseModel)
 
 DEFAULT_URL = "http://127.0.0.1:8765"
 
 PAGE = 500
+
+BATCH = 200
+"""Workloads in one request of `answers`; a service may be set to take fewer than its 500."""
 
 FINAL_STATES = frozenset({"done", "failed", "cancelled"})
 
@@ -85,6 +91,28 @@ class Client:
         body = BatchIn(hardware=hardware, workloads=[_workload_in(args) for args in many], predict=predict)
         answer = self._send("POST", "/v1/kernels/best:batch", json=body.model_dump(exclude_none=True))
         return self._parsed(BatchOut, answer).results
+
+    def answers(self, workloads: Sequence[Workload], device: DeviceSpec, toolchain: Toolchain) -> list[Answer]:
+        """What is known of workloads on a GPU, in their order, from as few requests as can be.
+
+        toolchain: what will run the kernels; a time that was measured with another one is "stale". A workload that
+        cannot be typed, and one whose answer does not fit the question (another workload or GPU, a schedule that no
+        template has, a time that is none), has a "vendor" answer that says so.
+        """
+        typed = [(place, args) for place, workload in enumerate(workloads) if (args := args_of(workload)) is not None]
+        found = [Answer("vendor", w, device, note=f"{self.url} cannot be asked about it") for w in workloads]
+        for start in range(0, len(typed), BATCH):
+            part = typed[start : start + BATCH]
+            items = self.best_of([args for _, args in part], device.slug)
+            if len(items) != len(part):
+                raise ServiceError(f"the service at {self.url} gave {len(items)} answers to {len(part)} questions")
+            for (place, _), item in zip(part, items, strict=True):
+                try:
+                    found[place] = _answer(workloads[place], device, toolchain, item)
+                except ValueError as error:
+                    note = f"what {self.url} says of it cannot be: {error}"
+                    found[place] = Answer("vendor", workloads[place], device, note=note)
+        return found
 
     def table(self, args: WorkloadArgs, hardware: str, dim: str, values: Sequence[int]) -> TableOut:
         """A dispatch table: the best schedule for each of these sizes of one dimension, which `args` leaves out."""
@@ -252,6 +280,34 @@ def _workload_in(args: WorkloadArgs) -> WorkloadIn:
 
 def _job_of(args: WorkloadArgs, device: str, options: dict[str, Any]) -> JobIn:
     return JobIn(**_workload_in(args).model_dump(), device=device, **options)
+
+
+def _answer(workload: Workload, device: DeviceSpec, toolchain: Toolchain, item: BatchItem) -> Answer:
+    """An item of a batch as an Answer; ValueError where it does not fit the question."""
+    best = item.best
+    if best is None:
+        raise ValueError(item.error or "neither an answer nor a reason")
+    if (best.workload_key, best.hardware.key) != (workload.key, device.key):
+        raise ValueError(f"it is about {best.label} on {best.hardware.name}")
+    schedule = best.schedule and Schedule(best.schedule.template, FrozenMap(best.schedule.knobs))
+    if best.choice == "kernel":
+        check_schedule(workload, device, schedule)
+    for name, value in (("expected_us", best.expected_us), ("vendor_us", best.vendor_us)):
+        if value is not None and not 0 < value < math.inf:
+            raise ValueError(f"{name} is {value}")
+    measured_with = best.toolchain and Toolchain(**best.toolchain.model_dump())
+    return Answer(
+        "stale" if best.how == "measured" and measured_with != toolchain else best.how,
+        workload,
+        device,
+        schedule,
+        best.choice,
+        best.expected_us,
+        best.vendor,
+        best.vendor_us,
+        regret=best.regret,
+        note=best.note,
+    )
 
 
 def _detail(response: httpx.Response) -> str:

@@ -6,6 +6,7 @@ and before Inductor pads unaligned operands, which would hide the shapes that th
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import logging
@@ -18,6 +19,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
 
 from kernelwright.compiler import operands, ops
+from kernelwright.compiler.dispatch import Prepared
 from kernelwright.compiler.operands import is_static, workload_of
 from kernelwright.compiler.passes import pointwise
 from kernelwright.compiler.passes.pointwise import Chain, find_activation, skip_views
@@ -85,7 +87,9 @@ class ReplaceMatmul(CustomGraphPass):
     def __call__(self, graph: Graph) -> None:
         """Replace what is faster; an error of ours leaves the rest of the graph as it is, and is logged."""
         try:
-            for node in [node for node in graph.nodes if node.target in PRODUCTS]:
+            products = [node for node in graph.nodes if node.target in PRODUCTS]
+            self._prepare(products)
+            for node in products:
                 self._report.decisions.append(self._decide(graph, node))
         except Exception as error:
             self._report.warnings.append(str(error))
@@ -97,6 +101,15 @@ class ReplaceMatmul(CustomGraphPass):
             return None
         code = get_hash_for_files((__file__, pointwise.__file__, operands.__file__, ops.__file__))
         return ("kernelwright.replace_matmul", code, self._state, self._how, self._devices)
+
+    def _prepare(self, products: list[Node]) -> None:
+        """Tell the source of answers what it will be asked, if it wants to know."""
+        if isinstance(self._answers, Prepared):
+            workloads: list[Workload] = []
+            for candidate in (c for product in products if not self._unfit(product) for c in candidates(product)):
+                with contextlib.suppress(UsageError):
+                    workloads.append(candidate.workload())
+            self._answers.prepare(workloads)
 
     def _decide(self, graph: Graph, product: Node) -> Decision:
         unfit = self._unfit(product)
