@@ -95,6 +95,11 @@ def allowed(target: str, targets: set[str]) -> bool:
     return any(target == name or target.startswith(name + ".") for name in targets)
 
 
+def is_gpu_code(path: Path) -> bool:
+    """Whether a file defines a kernel, or is named as one that launches those of other files."""
+    return path.stem.endswith("_kernel") or any(map(is_jitted, ast.walk(parsed(path))))
+
+
 @pytest.mark.parametrize("folder", [*FOLDERS, "types", "errors"])
 def test_directions(folder: str) -> None:
     files = list(source_files(folder)) or [ROOT / "src/kernelwright" / f"{folder}.py"]
@@ -118,7 +123,7 @@ def test_the_gpu_stack_is_imported_late(folder: str) -> None:
     wrong = [
         str(path.relative_to(ROOT))
         for path in source_files(folder)
-        if top_level_imports(path) & GPU_STACK and not any(map(is_jitted, ast.walk(parsed(path))))
+        if top_level_imports(path) & GPU_STACK and not is_gpu_code(path)
     ]
     assert not wrong
 
@@ -126,7 +131,7 @@ def test_the_gpu_stack_is_imported_late(folder: str) -> None:
 def test_gpu_code_needs_only_torch_triton_and_other_gpu_code() -> None:
     """A rendered kernel is such files, one after the other, and must run where Kernelwright is not installed."""
     for path in source_files("kernels"):
-        if any(map(is_jitted, ast.walk(parsed(path)))):
+        if is_gpu_code(path):
             for name in imported_names(parsed(path)):
                 ours = name.startswith("kernelwright.kernels.") and "_kernel" in name
                 assert ours or name.split(".")[0] in GPU_STACK | sys.stdlib_module_names, f"{path}: {name}"
@@ -136,7 +141,7 @@ def test_everything_but_gpu_code_imports_without_optional_packages() -> None:
     names = ["kernelwright", *(f"kernelwright.{name}" for name in ("types", "errors"))]
     for folder in ("kernels", "cost_model", "search", "db", "service"):
         for path in source_files(folder):
-            gpu_code = any(map(is_jitted, ast.walk(parsed(path))))
+            gpu_code = is_gpu_code(path)
             alembic_script = "migrations" in path.parts
             if not gpu_code and not alembic_script:
                 dotted = ".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__")
