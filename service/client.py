@@ -289,7 +289,8 @@ def _answer(workload: Workload, device: DeviceSpec, toolchain: Toolchain, item: 
         raise ValueError(item.error or "neither an answer nor a reason")
     if (best.workload_key, best.hardware.key) != (workload.key, device.key):
         raise ValueError(f"it is about {best.label} on {best.hardware.name}")
-    schedule = best.schedule and Schedule(best.schedule.template, FrozenMap(best.schedule.knobs))
+    chosen = best.schedule
+    schedule = None if chosen is None else Schedule(chosen.template, FrozenMap(chosen.knobs))
     if best.choice == "kernel":
         check_schedule(workload, device, schedule)
     for name, value in (("expected_us", best.expected_us), ("vendor_us", best.vendor_us)):

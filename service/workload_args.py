@@ -7,10 +7,23 @@ import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
-from kernelwright.errors import InvalidWorkload
+from kernelwright.errors import InvalidWorkload, KernelwrightError
 from kernelwright.kernels import get_operator
 from kernelwright.kernels.matmul.workload import FLOATS, LAYOUTS, matmul_workload
+from kernelwright.service.operator_forms import (
+    ATTENTION_DIMS,
+    ATTENTION_LAYOUTS,
+    ATTENTION_MORE,
+    CONV2D_DIMS,
+    CONV2D_LAYOUTS,
+    attention_fields,
+    attention_of,
+    conv2d_fields,
+    conv2d_of,
+    own_attributes,
+)
 from kernelwright.types import FrozenMap, Scalar, Workload
 
 MAX_DIM = 2**31 - 1
@@ -99,17 +112,6 @@ def _matmul(args: WorkloadArgs) -> Workload:
     )
 
 
-def own_attributes(args: WorkloadArgs, known: Mapping[str, type]) -> dict[str, Scalar]:
-    """The attributes that were typed, false ones left out; InvalidWorkload for one that the operator does not have or
-    that is of another type."""
-    for name, value in args.attributes.items():
-        if name not in known:
-            raise InvalidWorkload(f"attribute of {args.operator} must be one of {', '.join(known)}, got {name!r}")
-        if type(value) is not known[name] and not (known[name] is float and type(value) is int):
-            raise InvalidWorkload(f"attribute {name} must be of type {known[name].__name__}, got {value!r}")
-    return {name: value for name, value in args.attributes.items() if value is not False}
-
-
 def _matmul_args(workload: Workload) -> WorkloadArgs | None:
     kind = _matmul_kind(
         tuple(name for name in ("B", "G") if name in workload.dims),
@@ -155,7 +157,27 @@ def _matmul_kind(
 
 _MATMUL_LAYOUTS = {name: dict(zip(("a", "b"), pair, strict=True)) for name, pair in LAYOUTS.items()}
 
-FORMS: dict[str, Form] = {"matmul": Form(("M", "N", "K"), ("B", "G"), _MATMUL_LAYOUTS, _matmul, _matmul_args)}
+
+def _back(operator: str, fields: Callable[[Workload], dict[str, Any]]) -> Callable[[Workload], WorkloadArgs | None]:
+    """The way back of an operator whose `fields` are what would have to be typed, if that can be typed at all."""
+
+    def args_of_workload(workload: Workload) -> WorkloadArgs | None:
+        try:
+            args = WorkloadArgs(operator, error_budget=workload.error_budget, **fields(workload))
+            return args if args.workload() == workload else None
+        except KernelwrightError:
+            return None
+
+    return args_of_workload
+
+
+FORMS: dict[str, Form] = {
+    "matmul": Form(("M", "N", "K"), ("B", "G"), _MATMUL_LAYOUTS, _matmul, _matmul_args),
+    "attention": Form(
+        ATTENTION_DIMS, ATTENTION_MORE, ATTENTION_LAYOUTS, attention_of, _back("attention", attention_fields)
+    ),
+    "conv2d": Form(CONV2D_DIMS, (), CONV2D_LAYOUTS, conv2d_of, _back("conv2d", conv2d_fields)),
+}
 """The form of every operator by name."""
 
 
