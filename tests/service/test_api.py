@@ -97,8 +97,9 @@ def test_catalog(http: httpx.Client) -> None:
     devices = {device["slug"]: device for device in http.get("/v1/devices").json()["devices"]}
     assert devices["h100"]["replay"] and not devices["l4"]["replay"]
     assert devices["h100"]["spec"]["architecture"] == "sm_90"
-    (matmul,) = http.get("/v1/operators").json()["operators"]
-    assert matmul["dims"] == ["M", "N", "K"] and "pointer" in matmul["templates"]
+    operators = {operator["name"]: operator for operator in http.get("/v1/operators").json()["operators"]}
+    assert list(operators) == ["matmul", "attention", "conv2d"]
+    assert operators["matmul"]["dims"] == ["M", "N", "K"] and "pointer" in operators["matmul"]["templates"]
 
 
 def test_health_counts_records(http: httpx.Client, record: TuningRecord) -> None:
