@@ -13,6 +13,7 @@ KernelwrightError
  ├── BuildFailed                   the compiler refused a schedule, or died on it
  │    └── OutOfResources           more shared memory, registers or threads than the device has
  ├── NoWorkingSchedule             every schedule tried on a workload failed
+ ├── DeviceLost                    a device of a fleet went away or stopped answering, or none of them is left
  ├── DatabaseError
  │    ├── DatabaseUnavailable      cannot be opened, read or written
  │    ├── DatabaseTooNew           written by a later release
@@ -77,6 +78,10 @@ class OutOfResources(BuildFailed):
 
 class NoWorkingSchedule(KernelwrightError):
     """Every schedule tried on a workload failed."""
+
+
+class DeviceLost(KernelwrightError):
+    """A device of a fleet went away or stopped answering, or none of them is left."""
 
 
 class DatabaseError(KernelwrightError):
