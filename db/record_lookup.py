@@ -64,6 +64,21 @@ class RecordLookup:
         by_key = {workload.key: workload for workload in workloads}
         return Found(self, by_key, self._reads.run(lambda cursor: self._rows(cursor, list(by_key), device_key)))
 
+    def find_at_once(self, workload: Workload, device_key: str) -> Found | None:
+        """As `find`; None where that might take a while, so that an event loop may call it."""
+        rows = self._reads.run_at_once(lambda cursor: self._rows(cursor, [workload.key], device_key))
+        return None if rows is None else Found(self, {workload.key: workload}, rows)
+
+    async def find_soon(self, workload: Workload, device_key: str) -> Found | None:
+        """As `find`, by the event loop itself; None where it cannot."""
+        rows = await self._reads.run_soon(_FIND.replace("{}", self._reads.mark), (device_key, workload.key))
+        if rows is None or any(row[1] not in self._devices or row[2] not in self._toolchains for row in rows):
+            return None
+        found = [
+            Row(trust, self._devices[device], self._toolchains[tool], body) for _, device, tool, body, trust in rows
+        ]
+        return Found(self, {workload.key: workload}, {workload.key: found})
+
     def neighbours(self, workload: Workload, device_key: str, limit: int = 16) -> list[TuningRecord]:
         """As `Store.neighbours`."""
         return self._reads.run(lambda cursor: self._neighbours(cursor, workload, device_key, limit))

@@ -24,6 +24,7 @@ operands) limit the schedules.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
 from collections.abc import Mapping, Sequence
 
@@ -193,6 +194,7 @@ def matmul_workload(
     return workload
 
 
+@functools.lru_cache(maxsize=4096)
 def problem_of(workload: Workload) -> Problem:
     """Take a matmul workload apart; raises InvalidWorkload or UnsupportedDtype with what was wanted."""
     _check_names(workload)
