@@ -14,6 +14,7 @@ from kernelwright.kernels.attention.template import (
     number,
     over,
     power_above,
+    sections,
 )
 from kernelwright.kernels.attention.workload import Problem
 from kernelwright.kernels.space import Constraint, Knob
@@ -29,8 +30,7 @@ def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) ->
         Knob("block_n", (32, 64, 128), "log2"),
         Knob("num_warps", (4, 8), "log2"),
         Knob("num_stages", (1, 2, 3, 4)),
-        # tiles of one head side by side, which share its keys in L2, or the longest rows of all heads first
-        Knob("order", ("head", "heavy") if problem.causal else ("head",), "category"),
+        sections(problem),
         # a head dimension that is no power of two: padded to the next one, or two products
         Knob("head", ("pad", "split") if splits else ("pad",), "category"),
         Knob("precision", precisions, "category"),

@@ -95,25 +95,23 @@ def attention_forward(
     stride_qb, stride_qh, stride_qs, stride_qd, stride_kb, stride_kh, stride_ks, stride_kd,
     stride_vb, stride_vh, stride_vs, stride_vd, stride_ob, stride_oh, stride_os, stride_od,
     stride_mb, stride_mh, stride_mq, stride_mk, stride_lb, stride_lh,
-    len_q, len_k, heads, pairs, head_dim, v_dim, factor, cap,
+    len_q, len_k, heads, pairs, section, head_dim, v_dim, factor, cap,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, D0: tl.constexpr, D1: tl.constexpr, V0: tl.constexpr,
     V1: tl.constexpr, D_MASKED: tl.constexpr, V_MASKED: tl.constexpr, GROUP: tl.constexpr, CAUSAL: tl.constexpr,
     TOP_LEFT: tl.constexpr, WINDOW: tl.constexpr, SOFTCAP: tl.constexpr, MASK: tl.constexpr, ALIBI: tl.constexpr,
     SINKS: tl.constexpr, LSE: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr, FOLD: tl.constexpr,
-    SHIFT: tl.constexpr, HEAVY: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
+    SHIFT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of queries of one head. pairs: sequences times heads. factor, cap: in units of log2(e)."""
+    """One tile of queries of one head. pairs: sequences times heads, of which `section` at a time go through their tiles
+    together. factor, cap: in units of log2(e)."""
     tiles = tl.cdiv(len_q, BLOCK_M)
-    program = tl.program_id(0)
-    if HEAVY:
-        # the last tile of a causal head has the most keys
-        tile = tiles - 1 - program // pairs
-        pair = program % pairs
-    else:
-        tile = program % tiles
-        pair = program // tiles
-        if CAUSAL:
-            tile = tiles - 1 - tile
+    # each section of heads goes from the last tile down, which has the most keys under a causal mask
+    section_tiles = section * tiles
+    which = tl.program_id(0) // section_tiles
+    rest = tl.program_id(0) % section_tiles
+    together = tl.minimum(section, pairs - which * section)
+    tile = tiles - 1 - rest // together
+    pair = which * section + rest % together
     batch = (pair // heads).to(tl.int64)
     head = pair % heads
     kv_head = (head // GROUP).to(tl.int64)
@@ -231,10 +229,10 @@ def plan(inputs, out, knobs, attributes):
         *(inputs.get(name) for name in ("q_scale", "k_scale", "v_scale", "cu_q", "cu_k")),
         *attention_strides(q), *attention_strides(k), *attention_strides(v), *attention_strides(out),
         *(mask.stride() if kind else (0, 0, 0, 0)), *lse_strides(lse), len_q, len_k, heads, batch * heads,
-        head_dim, v_dim, factor, cap * log2e, block_m, block_n, d0, d1, v0, v1, d0 + d1 > head_dim, v0 + v1 > v_dim,
-        heads // k.shape[1 if packed else -3], bool(causal), causal == "top_left", attributes.get("window", 0),
-        cap > 0, kind, bool(attributes.get("alibi")), bool(attributes.get("sinks")), lse is not None,
-        "q_scale" in inputs, packed, fold, 8 if narrow else 0, knobs["order"] == "heavy", wide,
+        min(knobs["section"], batch * heads), head_dim, v_dim, factor, cap * log2e, block_m, block_n, d0, d1, v0, v1,
+        d0 + d1 > head_dim, v0 + v1 > v_dim, heads // k.shape[1 if packed else -3], bool(causal), causal == "top_left",
+        attributes.get("window", 0), cap > 0, kind, bool(attributes.get("alibi")), bool(attributes.get("sinks")),
+        lse is not None, "q_scale" in inputs, packed, fold, 8 if narrow else 0, wide,
         dot_precision(knobs["precision"], q),
     )  # fmt: skip
     return [(attention_forward, grid, args, {"num_warps": knobs["num_warps"], "num_stages": knobs["num_stages"]})]

@@ -41,9 +41,9 @@ class Layout:
 
     def aligned(self, bits: int) -> bool:
         """Whether the last dimension has unit stride, and base and all other strides are multiples of 16 bytes, as the
-        bulk copy engine needs them."""
+        bulk copy engine needs them; it repeats no dimension."""
         outer = zip(self.shape[:-1], self.strides[:-1], strict=True)
-        whole = all(stride * bits % 128 == 0 for size, stride in outer if size > 1)
+        whole = all(stride and stride * bits % 128 == 0 for size, stride in outer if size > 1)
         return self.strides[-1] == 1 and self.offset == 0 and whole
 
 

@@ -97,6 +97,14 @@ def least_part(problem: Problem) -> int:
     return 32 if element_bytes(problem) == 1 else 16
 
 
+def sections(problem: Problem) -> Knob:
+    """How many heads go through their tiles together, the longest rows first: few share their keys in the L2 cache,
+    many even out. Without a causal mask all rows are as long."""
+    pairs = max(problem.batch * problem.heads, 1)
+    fitting = tuple(s for s in (1, 4, 16, 64) if s <= pairs)
+    return Knob("section", fitting if problem.causal else (1,), "log2")
+
+
 def forward_only(problem: Problem) -> Constraint:
     """For templates that compute forwards."""
 

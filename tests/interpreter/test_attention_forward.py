@@ -77,22 +77,21 @@ def run(workload: Workload, schedule: Schedule, seed: int = 1) -> Verdict:
     return verify(out, ATTENTION.reference(workload, inputs), ATTENTION.tolerance(workload))
 
 
-@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
 @pytest.mark.parametrize("case", CASES)
-def test_every_feature(case: str, dtype: str) -> None:
-    workload = workload_of(CASES[case], dtype)
-    schedules = some(workload, "forward", 2)
-    assert schedules
-    for schedule in schedules:
+def test_every_feature(case: str) -> None:
+    # numbers of 32 bits show what 16 bits hide, and 16 bits are what is run
+    for dtype in ("fp16", "fp32") if len(case) % 3 == 0 else ("fp16",):
+        workload = workload_of(CASES[case], dtype)
+        (schedule,) = some(workload, "forward", 1)
         verdict = run(workload, schedule)
         assert verdict.right, (schedule, verdict)
 
 
 @pytest.mark.parametrize("head", ["pad", "split"])
-@pytest.mark.parametrize("order", ["head", "heavy"])
-def test_head_dimensions_and_orders(head: str, order: str) -> None:
-    workload = attention_workload(2, 2, 70, 70, 80, "fp16", v_dim=40, causal="bottom_right")
-    knobs = {"head": head, "order": order, "block_m": 32, "block_n": 32}
+@pytest.mark.parametrize("section", [1, 4])
+def test_head_dimensions_and_sections(head: str, section: int) -> None:
+    workload = attention_workload(3, 2, 70, 70, 80, "fp16", v_dim=40, causal="bottom_right")
+    knobs = {"head": head, "section": section, "block_m": 32, "block_n": 32}
     space = ATTENTION.templates["forward"].space(workload, H100)
     schedule = next(s for s in space if knobs.items() <= dict(s.knobs).items())
     assert run(workload, schedule).right
@@ -110,7 +109,7 @@ LAYOUTS: list[dict[str, str]] = [
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_gaps_are_neither_read_nor_written(layout: dict[str, str]) -> None:
     workload = attention_workload(2, 2, 35, 35, 32, "fp16", layout=layout, causal="bottom_right")
-    for schedule in some(workload, "forward", 2):
+    for schedule in some(workload, "forward", 1):
         inputs, out = ATTENTION.make_inputs(workload, 2, "cpu"), ATTENTION.empty_output(workload, "cpu")
         assert isinstance(out, torch.Tensor)
         storage = torch.as_strided(out, (out.untyped_storage().nbytes() // 2,), (1,), 0)
@@ -125,7 +124,7 @@ def test_scores_too_large_for_exp(softcap: float | None) -> None:
     inputs, out = ATTENTION.make_inputs(workload, 0, "cpu"), ATTENTION.empty_output(workload, "cpu")
     for name in ("q", "k"):
         inputs[name] *= 100
-    for schedule in some(workload, "forward", 2):
+    for schedule in some(workload, "forward", 1):
         launch_all(ATTENTION.plan(workload, schedule, inputs, out))
         assert verify(out, ATTENTION.reference(workload, inputs), ATTENTION.tolerance(workload)).right
 
@@ -141,6 +140,6 @@ def test_empty_results_launch_nothing(sizes: tuple[int, int, int, int, int]) -> 
 @pytest.mark.parametrize("dtype", ["fp8e4m3", "fp8e5m2"])
 def test_eight_bit_operands(dtype: str) -> None:
     workload = attention_workload(1, 2, 40, 200, 40, dtype, scaling="tensor", out_dtype="fp16", lse=True)
-    for schedule in some(workload, "forward", 2):
+    for schedule in some(workload, "forward", 1):
         verdict = run(workload, schedule)
         assert verdict.right, (schedule, verdict)
