@@ -102,8 +102,8 @@ def attention_forward(
     SINKS: tl.constexpr, LSE: tl.constexpr, SCALED: tl.constexpr, PACKED: tl.constexpr, FOLD: tl.constexpr,
     SHIFT: tl.constexpr, WIDE: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """One tile of queries of one head. pairs: sequences times heads, of which `section` at a time go through their tiles
-    together. factor, cap: in units of log2(e)."""
+    """One tile of queries of one head. pairs: sequences times heads, of which `section` at a time go through their
+    tiles together. factor, cap: in units of log2(e)."""
     tiles = tl.cdiv(len_q, BLOCK_M)
     # each section of heads goes from the last tile down, which has the most keys under a causal mask
     section_tiles = section * tiles
