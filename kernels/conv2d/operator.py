@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 from kernelwright.errors import IllegalSchedule, NoWorkingSchedule
 from kernelwright.kernels.conv2d import inputs, reference
+from kernelwright.kernels.conv2d.depthwise import DEPTHWISE
 from kernelwright.kernels.conv2d.implicit_gemm import IMPLICIT_GEMM
 from kernelwright.kernels.conv2d.implicit_gemm_input_gradient import IMPLICIT_GEMM_INPUT_GRADIENT
+from kernelwright.kernels.conv2d.implicit_gemm_tma import IMPLICIT_GEMM_TMA
+from kernelwright.kernels.conv2d.implicit_gemm_warp_specialized import IMPLICIT_GEMM_WARP_SPECIALIZED
 from kernelwright.kernels.conv2d.implicit_gemm_weight_gradient import IMPLICIT_GEMM_WEIGHT_GRADIENT
 from kernelwright.kernels.conv2d.pointwise import POINTWISE
 from kernelwright.kernels.conv2d.template import ConvTemplate
@@ -32,6 +35,9 @@ TEMPLATES: dict[str, ConvTemplate] = {
         IMPLICIT_GEMM_INPUT_GRADIENT,
         IMPLICIT_GEMM_WEIGHT_GRADIENT,
         POINTWISE,
+        IMPLICIT_GEMM_TMA,
+        IMPLICIT_GEMM_WARP_SPECIALIZED,
+        DEPTHWISE,
     )
 }
 

@@ -1,0 +1,190 @@
+"""Template "implicit_gemm_tma": implicit GEMM, boxes of pixels copied by the bulk copy engine; NHWC, from sm_90 on."""
+
+from __future__ import annotations
+
+import math
+
+from kernelwright.kernels.conv2d.template import (
+    ConvTemplate,
+    directions,
+    gemm_constraints,
+    gemm_of,
+    power_over,
+    split_choices,
+)
+from kernelwright.kernels.conv2d.workload import TMA_ALIGNMENT, Problem
+from kernelwright.kernels.matmul.template import Knobs, number, over
+from kernelwright.kernels.space import Constraint, Knob
+from kernelwright.types import DTYPES, DeviceSpec
+
+MOST_SPLITS = 32
+
+LONGEST_BOX = 256
+"""Elements of a box along each axis that the engine copies at once."""
+
+LEAST_USEFUL = 0.9
+"""Tiles of which a smaller share lies inside of the image than that of the best ones, times this, are not offered."""
+
+
+def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) -> list[Knob]:
+    return [
+        Knob("block_m", (64, 128, 256), "log2"),
+        *box_knobs(),
+        Knob("block_n", (32, 64, 128, 256), "log2"),
+        Knob("block_k", (16, 32, 64, 128), "log2"),
+        Knob("num_warps", (4, 8), "log2"),
+        Knob("num_stages", (2, 3, 4, 5)),
+        Knob("split_k", split_choices(gemm_of(problem), device, MOST_SPLITS), "log2"),
+        Knob("combine", ("parts",), "category"),
+        Knob("blocks_per_sm", (1, 2)),
+        Knob("precision", precisions, "category"),
+    ]
+
+
+def box_knobs() -> list[Knob]:
+    """Rows and columns of a tile's pixels; the rest of block_m are images."""
+    return [Knob("tile_h", (1, 2, 4, 8, 16, 32), "log2"), Knob("tile_w", (1, 2, 4, 8, 16, 32, 64), "log2")]
+
+
+def _shared(problem: Problem, knobs: Knobs) -> int:
+    m, n, k = (number(knobs, name) for name in ("block_m", "block_n", "block_k"))
+    ring = (m + n) * k * number(knobs, "num_stages") * problem.element_bytes
+    # a finished tile passes through shared memory on its way out, unless it is a part of a sum
+    return ring + (m * n * DTYPES[problem.dtypes[problem.result]] // 8 if number(knobs, "split_k") == 1 else 0)
+
+
+def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
+    def residency(knobs: Knobs) -> str | None:
+        per_sm = number(knobs, "blocks_per_sm")
+        if per_sm == 1:
+            return None
+        registers = 32 * number(knobs, "num_warps") * per_sm * 128
+        if registers > device.registers:
+            return f"{per_sm} blocks of {knobs['num_warps']} warps need {registers} registers, {device.registers} there"
+        return over(per_sm * (_shared(problem, knobs) + 1024), device.shared_memory_bytes, "bytes of shared memory")
+
+    def wide(knobs: Knobs) -> str | None:
+        inner = number(knobs, "block_k") * problem.element_bytes
+        return (
+            f"a row of {inner} bytes is too long for 4-byte elements"
+            if problem.element_bytes == 4 < inner / 64
+            else None
+        )
+
+    return [
+        directions(problem, "forward", "transposed", "input_gradient"),
+        tma_constraint(problem, device),
+        *box_constraints(problem, device),
+        *gemm_constraints(problem, device),
+        Constraint("residency", residency),
+        Constraint("wide", wide),
+    ]
+
+
+def tma_constraint(problem: Problem, device: DeviceSpec) -> Constraint:
+    """What the bulk copy engine must be able to do with image and weight."""
+    words = _unfit(problem, device)
+    return Constraint("tma", lambda knobs: words)
+
+
+def _unfit(problem: Problem, device: DeviceSpec) -> str | None:
+    if device.vendor != "nvidia" or int(device.architecture.removeprefix("sm_")) < 90:
+        return f"needs the bulk copy engine of sm_90 or later, the device is {device.architecture}"
+    image = problem.operands[0]
+    if not problem.n:
+        return "needs at least one image"
+    if not problem.aligned(image) or (problem.n > 1 and not problem.layouts[image].strides[0]):
+        return f"needs {image} with neighbouring channels in memory and strides of whole {TMA_ALIGNMENT} bytes"
+    weight, sizes = problem.layouts["w"], problem.shapes["w"]
+    dense = weight.order == "nhwc" or (weight.order == "nchw" and sizes[2:] == (1, 1))
+    if not dense or weight.offset or sizes[1] * problem.element_bytes % TMA_ALIGNMENT:
+        return f"needs a dense KRSC weight with rows of whole {TMA_ALIGNMENT} bytes"
+    if problem.scatters and problem.element_bytes != 2:
+        return "the tensor cores read a turned weight of 16-bit elements only"
+    return _unsplittable(problem, image)
+
+
+def _unsplittable(problem: Problem, image: str) -> str | None:
+    """Why a stride's remainders cannot be an axis of the image."""
+    if problem.scatters:
+        return None
+    channels, height, width = problem.shapes[image][1:]
+    for name, size, place in (("H", height, 0), ("W", width, 1)):
+        if splits(problem, place) and size % problem.stride[place]:
+            return f"{name} must be a multiple of the stride {problem.stride[place]}, got {size}"
+    gaps = problem.layouts[image].strides[3] != channels
+    return "pixels of a row must lie without gaps to be read in strides" if splits(problem, 1) and gaps else None
+
+
+def splits(problem: Problem, place: int) -> bool:
+    """Whether the taps along an axis meet pixels of several remainders of the stride."""
+    taps = (problem.r, problem.s)[place]
+    return not problem.scatters and taps > 1 and problem.dilation[place] % problem.stride[place] != 0
+
+
+def box_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
+    """Limits on the tile of pixels and on blocks of channels."""
+    channels, columns = (problem.shapes[name][1] // problem.groups for name in (problem.operands[0], problem.result))
+    best = _best_share(problem)
+
+    def box(knobs: Knobs) -> str | None:
+        images = number(knobs, "block_m") / (number(knobs, "tile_h") * number(knobs, "tile_w"))
+        if images < 1 or images > LONGEST_BOX:
+            return f"block_m {knobs['block_m']} is no whole number of images, or more than {LONGEST_BOX}"
+        height, width = number(knobs, "tile_h"), number(knobs, "tile_w")
+        if not _compact(problem, height, width):
+            return f"{height} x {width} pixels share fewer neighbours than squarer ones"
+        share = _useful(problem, int(images), height, width)
+        small = share < LEAST_USEFUL * best
+        return f"only {share:.0%} of the tiles' pixels exist, {best:.0%} with others" if small else None
+
+    def channel_blocks(knobs: Knobs) -> str | None:
+        block_n, block_k = number(knobs, "block_n"), number(knobs, "block_k")
+        if block_k > max(32, power_over(channels)) or (block_k == 16 and channels > 16):
+            return f"block_k {block_k} for {channels} channels"
+        whole = problem.groups > 1 or splits(problem, 1)
+        if whole and channels % block_k:
+            return f"blocks of {block_k} must divide the {channels} channels of a group, or of a stride's remainder"
+        return (
+            f"blocks of {block_n} must divide the {columns} channels of a group"
+            if (problem.groups > 1 and columns % block_n)
+            else None
+        )
+
+    return [Constraint("box", box), Constraint("channel_blocks", channel_blocks)]
+
+
+def _compact(problem: Problem, height: int, width: int) -> bool:
+    """Whether a tile is about square, or the image gives it no choice."""
+    step = problem.stride if problem.scatters else (1, 1)
+    rows, columns = (
+        math.ceil(size / apart) for size, apart in zip(problem.shapes[problem.result][2:], step, strict=True)
+    )
+    return (
+        height <= width <= 4 * height or (width > height >= power_over(rows)) or (height > width >= power_over(columns))
+    )
+
+
+def _useful(problem: Problem, images: int, height: int, width: int) -> float:
+    """Share of a tile's pixels that lie in the result, on average."""
+    step = problem.stride if problem.scatters else (1, 1)
+    rows, columns = (
+        math.ceil(size / apart) for size, apart in zip(problem.shapes[problem.result][2:], step, strict=True)
+    )
+    sizes = ((problem.n, images), (rows, height), (columns, width))
+    return math.prod(size / (math.ceil(size / block) * block) if size else 1.0 for size, block in sizes)
+
+
+def _best_share(problem: Problem) -> float:
+    heights, widths = ([int(value) for value in knob.values] for knob in box_knobs())
+    return max(
+        _useful(problem, 128 // (height * width), height, width)
+        for height in heights
+        for width in widths
+        if height * width <= 128
+    )
+
+
+IMPLICIT_GEMM_TMA = ConvTemplate(
+    "implicit_gemm_tma", "kernelwright.kernels.conv2d.implicit_gemm_tma_kernel", _knobs, _constraints, _shared
+)
