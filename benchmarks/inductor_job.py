@@ -1,4 +1,4 @@
-"""Our schedule, the vendor call and Inductor's max-autotune timed in turns: what run_matmul's child process does."""
+"""Our schedule, the vendor call and Inductor's max-autotune timed in turns: what a benchmark's child process does."""
 
 from __future__ import annotations
 

@@ -16,9 +16,12 @@ Row = Mapping[str, Any]
 
 
 def commit() -> str:
-    """The repository's commit; from COMMIT where a copy of the tree has no .git."""
+    """The commit that COMMIT names, for a copy of the tree that lies in another repository or none; else this one's."""
+    given = os.environ.get("COMMIT")
+    if given:
+        return given
     found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    return found.stdout.strip() or os.environ.get("COMMIT", "unknown")
+    return found.stdout.strip() or "unknown"
 
 
 def clocks() -> str:

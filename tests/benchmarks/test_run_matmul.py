@@ -15,6 +15,7 @@ import report
 import roofline_plot
 import run_matmul
 import torch
+import tuned_rows
 from inductor_job import Compared, CompareJob
 from problems import Entry
 
@@ -61,9 +62,9 @@ class Child:
         self.killed += 1
 
 
-def bench(runner: ReplayRunner, child: Child | None = None, end: float = math.inf) -> run_matmul.Bench:
-    rival = None if child is None else run_matmul.Inductor(child, 9.0)  # type: ignore[arg-type]
-    return run_matmul.Bench(Store.open("sqlite://"), runner, "random", Budget(12, 30), end, rival)
+def bench(runner: ReplayRunner, child: Child | None = None, end: float = math.inf) -> tuned_rows.Bench:
+    rival = None if child is None else tuned_rows.Inductor(child, 9.0)  # type: ignore[arg-type]
+    return tuned_rows.Bench(run_matmul.FAMILY, Store.open("sqlite://"), runner, "random", Budget(12, 30), end, rival)
 
 
 def test_everything_of_core_and_extra_is_chosen() -> None:
@@ -84,7 +85,7 @@ def test_a_run_makes_rows_a_summary_and_a_plot(
     bench(replayed).run(entries, rows, lambda: saved.append(len(rows)))
     assert list(rows) == [entry.id for entry in entries] and saved == [1, 2, 3, 4]
     assert len(capsys.readouterr().out.splitlines()) == 4
-    result = run_matmul.write(tmp_path / "matmul.json", list(rows.values()), replayed, {"before": "", "after": ""})
+    result = tuned_rows.write(tmp_path / "matmul.json", list(rows.values()), replayed, {"before": "", "after": ""})
     assert json.loads((tmp_path / "matmul.json").read_text())["rows"] == result["rows"]
     for row in result["rows"]:
         assert row["ratio"] == pytest.approx(row["vendor_us"] / row["ours_us"], rel=1e-3)
@@ -112,7 +113,7 @@ def test_inductor_times_replace_those_of_the_finals(replayed: ReplayRunner, entr
     assert child.jobs == [CompareJob(entries[0].workload, Schedule.from_json(row["schedule"]), 0)]
     assert (row["ours_us"], row["ratio"], row["inductor_ratio"], row["aa_ratio"]) == (90.0, 1.1, 1.2, 1.01)
     assert row["roofline"] == pytest.approx(before["roofline"] * before["ours_us"] / 90.0, abs=1e-4)
-    assert "inductor 1.200" in run_matmul.line(row)
+    assert "inductor 1.200" in tuned_rows.line(row)
     figures = report.summary([row, before])["all"]
     assert (figures["count"], figures["inductor"], figures["inductor_count"]) == (2, 1.2, 1)
 
@@ -134,11 +135,11 @@ def test_without_inductor_the_row_stays(
 def test_a_run_goes_on_with_what_is_missing() -> None:
     plain = Entry("a", "", matmul_workload(8, 8, 8))
     scaled = Entry("b", "", matmul_workload(16, 16, 16, "fp8e4m3", scaling="row"))
-    assert run_matmul.missing([plain, scaled], {}, False) == [plain, scaled]
+    assert tuned_rows.missing(run_matmul.FAMILY, [plain, scaled], {}, False) == [plain, scaled]
     rows: dict[str, dict[str, Any]] = {"a": {}, "b": {}}
-    assert run_matmul.missing([plain, scaled], rows, False) == []
-    assert run_matmul.missing([plain, scaled], rows, True) == [plain]
-    assert run_matmul.missing([plain, scaled], {**rows, "a": {"inductor_us": None}}, True) == []
+    assert tuned_rows.missing(run_matmul.FAMILY, [plain, scaled], rows, False) == []
+    assert tuned_rows.missing(run_matmul.FAMILY, [plain, scaled], rows, True) == [plain]
+    assert tuned_rows.missing(run_matmul.FAMILY, [plain, scaled], {**rows, "a": {"inductor_us": None}}, True) == []
 
 
 def test_the_round_with_inductor(monkeypatch: pytest.MonkeyPatch) -> None:
