@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from kernelwright.kernels.conv2d.template import (
     ConvTemplate,
     directions,
@@ -52,11 +54,13 @@ def gather_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]
     taps = problem.r * problem.s
 
     def order(knobs: Knobs) -> str | None:
-        one_row = gemm.m <= number(knobs, "block_m")
-        return "group_m above 1 needs more than one row of tiles" if one_row and number(knobs, "group_m") > 1 else None
+        rows, group_m = math.ceil(gemm.m / number(knobs, "block_m")), number(knobs, "group_m")
+        return f"group_m {group_m} for {rows} rows of tiles" if group_m > max(1, rows // 2) else None
 
     def reduction(knobs: Knobs) -> str | None:
         kind, block_k = str(knobs["reduction"]), number(knobs, "block_k")
+        if block_k == 16 and channels >= 64 and problem.element_bytes <= 2:
+            return f"steps of 16 of {channels} channels are too short to hide a load behind"
         if kind == "channels" and (taps == 1 or channels <= block_k):
             return "one block of channels, or one tap, is walked over in one order only"
         if kind in ("taps", "channels"):
@@ -68,7 +72,8 @@ def gather_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]
             return "neighbouring channels are neighbours in memory" if problem.layouts[image].strides[1] == 1 else None
         return None if channels <= 256 else f"{channels} channels fill blocks of {block_k} well enough"
 
-    return [*gemm_constraints(problem, device), Constraint("order", order), Constraint("reduction", reduction)]
+    splits = split_choices(gemm, device, MOST_SPLITS)
+    return [*gemm_constraints(problem, device, splits), Constraint("order", order), Constraint("reduction", reduction)]
 
 
 IMPLICIT_GEMM = ConvTemplate(

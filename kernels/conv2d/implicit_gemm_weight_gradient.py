@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from kernelwright.kernels.conv2d.implicit_gemm import gather_shared
 from kernelwright.kernels.conv2d.template import (
+    SHORTEST_PART,
     ConvTemplate,
     directions,
     gemm_constraints,
     gemm_of,
     power_over,
-    tiles,
 )
 from kernelwright.kernels.conv2d.workload import Problem
 from kernelwright.kernels.matmul.template import Knobs, number
@@ -18,19 +18,19 @@ from kernelwright.types import DeviceSpec
 
 SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
-SHORTEST_PART = 128
-"""Pixels that a part of a sum should have at least."""
+
+def _splits(problem: Problem) -> tuple[int, ...]:
+    return tuple(s for s in SPLITS if s == 1 or gemm_of(problem).k // s >= SHORTEST_PART)
 
 
 def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) -> list[Knob]:
-    pixels = gemm_of(problem).k
     return [
         Knob("block_m", (32, 64, 128, 256), "log2"),
         Knob("block_n", (32, 64, 128, 256), "log2"),
         Knob("block_k", (32, 64, 128), "log2"),
         Knob("num_warps", (4, 8), "log2"),
         Knob("num_stages", (2, 3, 4)),
-        Knob("split_k", tuple(s for s in SPLITS if s == 1 or pixels // s >= SHORTEST_PART), "log2"),
+        Knob("split_k", _splits(problem), "log2"),
         Knob("combine", ("parts", "add"), "category"),
         Knob("columns", ("tap", "flat"), "category"),
         Knob("precision", precisions, "category"),
@@ -38,7 +38,7 @@ def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) ->
 
 
 def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
-    gemm, channels = gemm_of(problem), problem.c // problem.groups
+    channels = problem.c // problem.groups
 
     def columns(knobs: Knobs) -> str | None:
         block_n = number(knobs, "block_n")
@@ -49,17 +49,10 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
             return f"tiles of one tap divide {channels} channels evenly, with less arithmetic"
         return None if channels <= 256 else f"{channels} channels fill tiles of {block_n} well enough"
 
-    def fill(knobs: Knobs) -> str | None:
-        programs, split = tiles(gemm, knobs) * number(knobs, "split_k"), number(knobs, "split_k")
-        further = 2 * split <= SPLITS[-1] and gemm.k // (2 * split) >= SHORTEST_PART
-        idle = 4 * programs < device.multiprocessors and further
-        return f"{programs} programs leave most of {device.multiprocessors} multiprocessors idle" if idle else None
-
     return [
         directions(problem, "weight_gradient"),
         Constraint("columns", columns),
-        Constraint("fill", fill),
-        *gemm_constraints(problem, device),
+        *gemm_constraints(problem, device, _splits(problem)),
     ]
 
 

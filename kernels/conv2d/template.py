@@ -17,6 +17,9 @@ from kernelwright.types import DeviceSpec, Schedule, Workload
 LONGEST_SUM = 2**16
 """Products that a tensor core may add up one by one: it cuts every partial sum, which pulls long ones to zero."""
 
+SHORTEST_PART = 128
+"""Products that a part of a sum should have at least."""
+
 
 @dataclasses.dataclass(frozen=True)
 class ConvTemplate:
@@ -113,13 +116,13 @@ def split_choices(gemm: Gemm, device: DeviceSpec, most: int) -> tuple[int, ...]:
     fewest = gemm.batch * math.ceil(gemm.m / 128) * math.ceil(gemm.n / 128)
     if gemm.k <= LONGEST_SUM and (fewest > 2 * device.multiprocessors or gemm.k < 256):
         return (1,)
-    choices = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256)
-    return tuple(s for s in choices if s == 1 or (s <= most and gemm.k // s >= 64))
+    choices = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 128, 256)
+    return tuple(s for s in choices if s == 1 or (s <= most and gemm.k // s >= SHORTEST_PART))
 
 
-def gemm_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
+def gemm_constraints(problem: Problem, device: DeviceSpec, splits: tuple[int, ...]) -> list[Constraint]:
     """Limits of every template that multiplies tiles block_m x block_k and block_k x block_n on the matrix units, with
-    the knobs num_warps, num_stages, split_k and combine."""
+    the knobs num_warps, num_stages, split_k (of which `splits` are offered) and combine."""
     gemm = gemm_of(problem)
 
     def matrix_units(knobs: Knobs) -> str | None:
@@ -158,12 +161,12 @@ def gemm_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         Constraint("oversize", oversize),
         Constraint("pipeline", ring),
         Constraint("tiny_tiles", tiny),
-        *split_constraints(problem, device),
+        *split_constraints(problem, device, splits),
     ]
 
 
-def split_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
-    """Limits on split_k and on how the parts of a sum meet (combine: "parts" or "add")."""
+def split_constraints(problem: Problem, device: DeviceSpec, splits: tuple[int, ...]) -> list[Constraint]:
+    """Limits on split_k, of which `splits` are offered, and on how parts of a sum meet (combine: "parts" or "add")."""
     gemm = gemm_of(problem)
 
     def split_k(knobs: Knobs) -> str | None:
@@ -175,6 +178,12 @@ def split_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         if split > 2 * needed and programs > 4 * device.multiprocessors + split:
             return f"{programs} programs are more than four waves on {device.multiprocessors} multiprocessors"
         return f"each part has {steps:.1f} steps of the sum, fewer than 2" if steps < 2 else None
+
+    def fill(knobs: Knobs) -> str | None:
+        split = number(knobs, "split_k")
+        programs, most = tiles(gemm, knobs) * split, splits[-1]
+        idle = 4 * programs < device.multiprocessors and 4 * split <= most and gemm.k // (4 * split) >= SHORTEST_PART
+        return f"{programs} programs leave most of {device.multiprocessors} multiprocessors idle" if idle else None
 
     def long_sums(knobs: Knobs) -> str | None:
         each = math.ceil(gemm.k / number(knobs, "split_k"))
@@ -198,6 +207,7 @@ def split_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
 
     return [
         Constraint("split_k", split_k),
+        Constraint("fill", fill),
         Constraint("long_sums", long_sums),
         Constraint("combine", combine),
         Constraint("workspace", workspace),
