@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from kernelwright.kernels.conv2d.implicit_gemm import gather_shared
 from kernelwright.kernels.conv2d.template import (
+    LONGEST_SUM,
     SHORTEST_PART,
     ConvTemplate,
     directions,
@@ -16,11 +17,13 @@ from kernelwright.kernels.matmul.template import Knobs, number
 from kernelwright.kernels.space import Constraint, Knob
 from kernelwright.types import DeviceSpec
 
-SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+SPLITS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024)
 
 
 def _splits(problem: Problem) -> tuple[int, ...]:
-    return tuple(s for s in SPLITS if s == 1 or gemm_of(problem).k // s >= SHORTEST_PART)
+    pixels = gemm_of(problem).k
+    most = 256 if pixels <= 256 * LONGEST_SUM else SPLITS[-1]
+    return tuple(s for s in SPLITS if s == 1 or (s <= most and pixels // s >= SHORTEST_PART))
 
 
 def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) -> list[Knob]:

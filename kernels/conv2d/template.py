@@ -186,8 +186,9 @@ def split_constraints(problem: Problem, device: DeviceSpec, splits: tuple[int, .
         return f"{programs} programs leave most of {device.multiprocessors} multiprocessors idle" if idle else None
 
     def long_sums(knobs: Knobs) -> str | None:
-        each = math.ceil(gemm.k / number(knobs, "split_k"))
-        if problem.element_bytes == 4 or each <= LONGEST_SUM:
+        split = number(knobs, "split_k")
+        each = math.ceil(gemm.k / split)
+        if problem.element_bytes == 4 or each <= LONGEST_SUM or split == splits[-1]:
             return None
         return f"sums of {each} products lose too much on tensor cores; split them into parts of {LONGEST_SUM}"
 
