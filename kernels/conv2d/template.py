@@ -120,7 +120,7 @@ def split_choices(gemm: Gemm, device: DeviceSpec, most: int) -> tuple[int, ...]:
     return tuple(s for s in choices if s == 1 or (s <= most and gemm.k // s >= SHORTEST_PART))
 
 
-def gemm_constraints(problem: Problem, device: DeviceSpec, splits: tuple[int, ...]) -> list[Constraint]:
+def gemm_constraints(problem: Problem, device: DeviceSpec, splits: tuple[int, ...] = (1,)) -> list[Constraint]:
     """Limits of every template that multiplies tiles block_m x block_k and block_k x block_n on the matrix units, with
     the knobs num_warps, num_stages, split_k (of which `splits` are offered) and combine."""
     gemm = gemm_of(problem)
@@ -165,7 +165,7 @@ def gemm_constraints(problem: Problem, device: DeviceSpec, splits: tuple[int, ..
     ]
 
 
-def split_constraints(problem: Problem, device: DeviceSpec, splits: tuple[int, ...]) -> list[Constraint]:
+def split_constraints(problem: Problem, device: DeviceSpec, splits: tuple[int, ...] = (1,)) -> list[Constraint]:
     """Limits on split_k, of which `splits` are offered, and on how parts of a sum meet (combine: "parts" or "add")."""
     gemm = gemm_of(problem)
 
@@ -188,7 +188,7 @@ def split_constraints(problem: Problem, device: DeviceSpec, splits: tuple[int, .
     def long_sums(knobs: Knobs) -> str | None:
         split = number(knobs, "split_k")
         each = math.ceil(gemm.k / split)
-        if problem.element_bytes == 4 or each <= LONGEST_SUM or split == splits[-1]:
+        if problem.element_bytes == 4 or each <= LONGEST_SUM or split >= splits[-1] > 1:
             return None
         return f"sums of {each} products lose too much on tensor cores; split them into parts of {LONGEST_SUM}"
 
