@@ -34,6 +34,14 @@ def gpu_count() -> int:
     return int(torch.cuda.device_count()) if torch is not None else 0
 
 
+def gpu_uuid(index: int) -> str:
+    """What tells an NVIDIA GPU from all others, as its driver spells it ("GPU-..."); "" where torch does not say."""
+    if not 0 <= index < gpu_count() or _torch().version.hip:
+        return ""
+    uuid = getattr(_torch().cuda.get_device_properties(index), "uuid", None)
+    return "" if uuid is None else f"GPU-{uuid}"
+
+
 def present_device(index: int = 0) -> DeviceSpec:
     """The GPU of that index in this machine; UnknownDevice when there is none.
 

@@ -8,14 +8,17 @@ import secrets
 import time
 from collections.abc import Iterator, Sequence
 
+from kernelwright.errors import DeviceLost
 from kernelwright.kernels import get_operator
 from kernelwright.kernels.build import BuildPool, BuildReport
-from kernelwright.kernels.child_process import ChildDied, ChildProcess, ChildRaised, ChildTimeout
-from kernelwright.kernels.device import present_device
+from kernelwright.kernels.child_process import ChildDied, ChildError, ChildProcess, ChildRaised, ChildTimeout
+from kernelwright.kernels.device import gpu_uuid, present_device
 from kernelwright.kernels.space import Space
 from kernelwright.kernels.triton_adapter import current_toolchain
+from kernelwright.search.device_guard import DeviceLock, Probe, read_clocks
 from kernelwright.search.failures import failed, failure_of
 from kernelwright.search.measure_job import FinalsJob, LoadJob, Reply, TrialJob
+from kernelwright.search.probe_job import ProbeJob
 from kernelwright.search.runner import Finals
 from kernelwright.search.timing import TIMER_VERSION
 from kernelwright.types import DeviceSpec, Measurement, Schedule, Status, Toolchain, Workload
@@ -40,7 +43,8 @@ class ChildRunner:
     """Implements `Runner` on a CUDA device of this machine.
 
     seed: what operands are drawn from; None draws a fresh one. compile_workers: child compilers; None takes all cores
-    but one. jobs: for tests, which plant bad ones.
+    but one. jobs: for tests, which plant bad ones. visible: the UUID of the GPU, where the measuring
+    process is to see no other. While one process of a machine measures on a GPU, all others wait: they take turns.
     """
 
     def __init__(
@@ -50,6 +54,7 @@ class ChildRunner:
         seed: int | None = None,
         compile_workers: int | None = None,
         jobs: Jobs | None = None,
+        visible: str = "",
     ) -> None:
         self.device: DeviceSpec = present_device(device_index)
         self.toolchain: Toolchain = current_toolchain(TIMER_VERSION)
@@ -57,8 +62,12 @@ class ChildRunner:
         self._seed = secrets.randbits(31) if seed is None else seed
         self._pool = BuildPool(compile_workers or max(1, (os.cpu_count() or 2) - 1), planner=self._jobs.plan)
         self._child = ChildProcess(
-            self._jobs.start, init={"device_index": device_index, "l2_bytes": self.device.l2_bytes}
+            self._jobs.start,
+            init={"device_index": 0 if visible else device_index, "l2_bytes": self.device.l2_bytes},
+            env={"CUDA_VISIBLE_DEVICES": visible} if visible else {},
         )
+        self._clocks_of = visible or str(device_index)
+        self._lock = DeviceLock(gpu_uuid(device_index) or f"gpu{device_index}")
         self._current: Workload | None = None
         self._calls = 0
 
@@ -92,6 +101,22 @@ class ChildRunner:
         """End the child processes; closing twice is harmless."""
         self._pool.close()
         self._child.close()
+        self._lock.close()
+
+    def measure_built(self, workload: Workload, schedule: Schedule, built: BuildReport) -> Measurement:
+        """The measurement of a schedule that was compiled by somebody else into Triton's cache of this machine."""
+        return self._one(workload, schedule, built)
+
+    def probe(self) -> Probe:
+        """How the GPU is doing; DeviceLost when it does not run the probe."""
+        try:
+            with self._lock.held():
+                reply: Reply = self._child.call(ProbeJob(), self._jobs.load_timeout_s)
+                clocks = read_clocks(self._clocks_of)
+        except ChildError as error:
+            self._child.kill()
+            raise DeviceLost(f"it does not run its probe: {error}") from error
+        return Probe(*reply.probe_us, clocks)
 
     def _one(self, workload: Workload, schedule: Schedule, outcome: BuildReport | Exception) -> Measurement:
         if isinstance(outcome, Exception):
@@ -101,6 +126,10 @@ class ChildRunner:
 
     def _call(self, job: TrialJob | FinalsJob, timeout_s: float) -> Reply:
         """The child's reply; a child that died, hung or lost its GPU is replaced and the job counts as failed."""
+        with self._lock.held():
+            return self._call_alone(job, timeout_s)
+
+    def _call_alone(self, job: TrialJob | FinalsJob, timeout_s: float) -> Reply:
         self._calls += 1
         if self._calls % JOBS_A_CHILD == 0:
             self._child.kill()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -17,6 +18,10 @@ from kernelwright.types import DeviceSpec, Schedule, Workload
 
 if TYPE_CHECKING:
     from kernelwright.kernels.build import BuildPool
+
+
+GPU_NAMES = frozenset({"cuda", "gpu", "rocm", "hip"})
+"""What users type for the GPUs of this machine."""
 
 
 class LocalLink:
@@ -107,7 +112,8 @@ def local_fleet(
 def _specs(spec: str, count: int | None) -> list[str]:
     listed = [part.strip().lower() for part in spec.split(",")]
     kind = listed[0].partition(":")[0]
-    if any(part.partition(":")[0] != kind for part in listed) or (kind == "replay" and len(listed) > 1):
+    same = all(part.partition(":")[0] == kind for part in listed)
+    if not same or kind not in GPU_NAMES | {"replay"} or (kind == "replay" and len(listed) > 1):
         raise UnknownDevice(f'a fleet needs "cuda", "cuda:0,cuda:1" or "replay:<name>", got {spec!r}')
     if kind == "replay":
         return listed * (count or 1)
@@ -125,4 +131,13 @@ def _specs(spec: str, count: int | None) -> list[str]:
 
 
 def _gpu_links(specs: Sequence[str]) -> Mapping[str, LocalLink]:
-    return {spec: LocalLink(lambda spec=spec: open_runner(spec)) for spec in specs}  # type: ignore[misc]
+    return {spec: LocalLink(functools.partial(_open_gpu, int(spec.partition(":")[2] or 0))) for spec in specs}
+
+
+def _open_gpu(index: int) -> Runner:
+    """A GPU whose measuring process sees no other. It compiles alone only what the fleet's compilers did not."""
+    # Late, because it brings torch and triton.
+    from kernelwright.kernels.device import gpu_uuid
+    from kernelwright.search.child_runner import ChildRunner
+
+    return ChildRunner(index, compile_workers=1, visible=gpu_uuid(index))

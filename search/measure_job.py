@@ -13,6 +13,7 @@ from typing import Any
 from kernelwright.kernels import get_operator
 from kernelwright.kernels.operator import Inputs, Launch, Operator
 from kernelwright.search.failures import failed, failure_of, poisons_process
+from kernelwright.search.probe_job import ProbeJob, probe_times
 from kernelwright.search.timing import FINAL, SCREEN, Effort, Timer, median, noise_band
 from kernelwright.search.verification import Verdict, verify
 from kernelwright.types import Measurement, Schedule, Status, Workload
@@ -48,7 +49,8 @@ class FinalsJob:
 
 @dataclasses.dataclass(frozen=True)
 class Reply:
-    """measurements: one a schedule. poisoned: the process must not be used again. The rest is for finals."""
+    """measurements: one a schedule. poisoned: the process must not be used again. probe_us: for a
+    probe. The rest is for finals."""
 
     measurements: tuple[Measurement, ...]
     poisoned: bool = False
@@ -56,6 +58,7 @@ class Reply:
     vendor_us: float | None = None
     noise: float = 0.0
     aa_ratio: float | None = None
+    probe_us: tuple[float, float] = (0.0, 0.0)
 
 
 @dataclasses.dataclass
@@ -84,7 +87,9 @@ class _Worker:
         self._timer = timer
         self._loaded: _Loaded | None = None
 
-    def do(self, job: LoadJob | TrialJob | FinalsJob) -> Reply:
+    def do(self, job: LoadJob | TrialJob | FinalsJob | ProbeJob) -> Reply:
+        if isinstance(job, ProbeJob):
+            return Reply((), probe_us=probe_times(self._timer))
         loaded = self._load(job.workload, job.seed)
         if isinstance(job, LoadJob):
             return Reply(())

@@ -99,7 +99,7 @@ def parse_wanted(text: str, count: int = DEFAULT_COUNT) -> list[Wanted]:
     say none. UsageError tells which entry cannot be read.
     """
     wanted: dict[str, Wanted] = {}
-    for number, entry in enumerate(_entries(text), 1):
+    for number, entry in enumerate(entries_of(text), 1):
         try:
             one = _wanted(entry, count)
         except (ValueError, TypeError, KeyError, AttributeError, UsageError) as error:
@@ -110,7 +110,8 @@ def parse_wanted(text: str, count: int = DEFAULT_COUNT) -> list[Wanted]:
     return list(wanted.values())
 
 
-def _entries(text: str) -> list[Any]:
+def entries_of(text: str) -> list[Any]:
+    """The entries of a list of workloads, not looked into yet; UsageError when the text is no JSON."""
     try:
         data = json.loads(text)
     except json.JSONDecodeError:

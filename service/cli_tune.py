@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -11,11 +12,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from kernelwright.db import Store
-from kernelwright.search import Budget, open_runner
+from kernelwright.errors import UsageError
+from kernelwright.search import Budget, Runner, open_runner
 from kernelwright.search import Progress as SearchProgress
 from kernelwright.service import cli_options as options
 from kernelwright.service.answer_json import tell
 from kernelwright.service.answering import Answers
+from kernelwright.service.campaign import Plan
+from kernelwright.service.cli_fleet import Where, is_model, open_whole_fleet, shares_of, tune_many
 from kernelwright.service.cli_output import print_best, print_json, to_stderr
 from kernelwright.service.schemas import RunOut, TuneReport
 from kernelwright.service.settings import Settings, load_settings
@@ -28,10 +32,27 @@ Trials = Annotated[int | None, typer.Option("--trials", help="Most schedules to 
 Seconds = Annotated[float | None, typer.Option("--seconds", help="Most seconds to search.")]
 Exhaustive = Annotated[bool, typer.Option("--exhaustive", help="Try every schedule; short for --strategy exhaustive.")]
 
+Workloads = Annotated[
+    Path | None, typer.Option("--workloads", help="Tune all workloads of this file (JSON or JSON lines; - is stdin).")
+]
+Worth = Annotated[
+    float,
+    typer.Option(
+        "--worth", min=0, help="Of many workloads, end when a device-minute saves less than so many % of a step."
+    ),
+]
+RunnerName = Annotated[str, typer.Option("--runner", help="local (GPUs of this machine) or ray (a cluster).")]
+Address = Annotated[str | None, typer.Option("--address", help="Address of the Ray cluster, such as host:6379.")]
+Devices = Annotated[
+    int | None, typer.Option("--devices", min=1, help="Most devices that work together. [default: all there are]")
+]
+
 
 def tune(
-    operator: Annotated[str, typer.Argument(help="Name of the operator, such as matmul.")],
-    shape: options.Shape,
+    operator: Annotated[
+        str | None, typer.Argument(help="Name of an operator, such as matmul, or a Python file with a model.")
+    ] = None,
+    shape: options.MaybeShape = None,
     dtype: options.Dtype = "bf16",
     layout: options.Layout = "",
     epilogue: options.Epilogue = "",
@@ -44,15 +65,33 @@ def tune(
     seconds: Seconds = None,
     seed: Annotated[int, typer.Option("--seed", help="Makes random choices repeatable.")] = 0,
     exhaustive: Exhaustive = False,
+    workloads: Workloads = None,
+    worth: Worth = 0.01,
+    runner: RunnerName = "local",
+    address: Address = None,
+    devices: Devices = None,
     db: options.Database = None,
     json: options.Json = False,
 ) -> None:
-    """Find the fastest schedule of a workload and keep every trial; an interrupted run goes on where it stopped."""
-    args = options.workload_args(operator, shape, dtype, layout, epilogue, out_dtype, error_budget, attributes)
+    """Find the fastest schedules and keep every trial; an interrupted run goes on where it stopped.
+
+    Of one workload (an operator and a shape), or under one budget of all those of a model (a Python file with `model`
+    and `inputs`, or model.py:function that returns both) or of a list (--workloads), where most is to be saved first.
+    """
+    where = Where(device, runner, address, devices)
     chosen = "exhaustive" if exhaustive else strategy
     settings = load_settings(db=db)
+    if workloads is not None or is_model(operator):
+        if shape is not None or (workloads is not None and operator is not None):
+            raise UsageError("a shape, a model and --workloads exclude each other; give one of them")
+        plan = Plan(chosen, trials, seconds, worth / 100, seed, settings.models)
+        tune_many(settings, where, shares_of(operator, workloads), plan, json)
+        return
+    if operator is None or shape is None:
+        raise UsageError("tune needs an operator with --shape, a Python file with a model, or --workloads")
+    args = options.workload_args(operator, shape, dtype, layout, epilogue, out_dtype, error_budget, attributes)
     request = TuneRequest(args.workload(), chosen, Budget(trials, seconds), seed, models=settings.models)
-    report = run(settings, device, request)
+    report = run(settings, where, request)
     if json:
         print_json(report)
     else:
@@ -60,11 +99,11 @@ def tune(
         _print_run(report.run)
 
 
-def run(settings: Settings, device: str, request: TuneRequest) -> TuneReport:
-    """Tune on a device as typed, showing progress on standard error; Ctrl-C ends it with exit code 1."""
+def run(settings: Settings, where: Where, request: TuneRequest) -> TuneReport:
+    """Tune on one device or several together, with progress on standard error; Ctrl-C ends it with exit code 1."""
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Store.open(settings.db))
-        runner = stack.enter_context(contextlib.closing(open_runner(device, recorded=settings.recorded)))
+        runner = stack.enter_context(_opened(where, settings))
         try:
             with _progress_bar() as on_trial:
                 result = tune_and_store(store, runner, request, on_trial)
@@ -73,6 +112,17 @@ def run(settings: Settings, device: str, request: TuneRequest) -> TuneReport:
             raise typer.Exit(1) from None
         best = tell(Answers(store, settings.models).best(request.workload, runner.device, runner.toolchain))
     return TuneReport(**best.model_dump(by_alias=True), run=_run_out(request, result))
+
+
+@contextlib.contextmanager
+def _opened(where: Where, settings: Settings) -> Iterator[Runner]:
+    """The device as typed, or a fleet where several or a cluster were asked for."""
+    if where.runner == "local" and where.count in (None, 1):
+        with contextlib.closing(open_runner(where.device, recorded=settings.recorded)) as runner:
+            yield runner
+        return
+    with open_whole_fleet(where, settings) as whole:
+        yield whole
 
 
 @contextlib.contextmanager

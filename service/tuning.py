@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from kernelwright.cost_model import own_model
+from kernelwright.cost_model.model import CostModel
 from kernelwright.db import Store
 from kernelwright.kernels import get_operator
 from kernelwright.search import Budget, Progress, Runner, Session, make_strategy
@@ -22,7 +23,7 @@ OnTrial = Callable[[Trial, Progress], None]
 @dataclasses.dataclass(frozen=True)
 class TuneRequest:
     """What to tune and how. budget: known trials count against it. job_id: under which job to file the trials.
-    models: folder of the user's own cost models."""
+    models: folder of the user's own cost models. model: what the strategy starts from, in place of those."""
 
     workload: Workload
     strategy: str = "model"
@@ -30,6 +31,7 @@ class TuneRequest:
     seed: int = 0
     job_id: str | None = None
     models: Path | None = None
+    model: CostModel | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,6 +95,8 @@ def _session(runner: Runner, request: TuneRequest, known: list[Trial]) -> Sessio
     space = runner.space(workload)
     if request.strategy == "exhaustive" and budget == Budget():
         budget = Budget(trials=max(1, len(space)))
-    model = None if request.models is None else own_model(workload.operator, request.models)
+    model = request.model
+    if model is None and request.models is not None:
+        model = own_model(workload.operator, request.models)
     strategy = make_strategy(request.strategy, workload, runner.device, space, request.seed, model)
     return Session(workload, runner, strategy, budget, origin="tune", known=known)

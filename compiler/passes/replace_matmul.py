@@ -106,13 +106,13 @@ class ReplaceMatmul(CustomGraphPass):
         """Tell the source of answers what it will be asked, if it wants to know."""
         if isinstance(self._answers, Prepared):
             workloads: list[Workload] = []
-            for candidate in (c for product in products if not self._unfit(product) for c in candidates(product)):
+            for candidate in (c for product in products if not self.unfit(product) for c in candidates(product)):
                 with contextlib.suppress(UsageError):
                     workloads.append(candidate.workload())
             self._answers.prepare(workloads)
 
     def _decide(self, graph: Graph, product: Node) -> Decision:
-        unfit = self._unfit(product)
+        unfit = self.unfit(product)
         if unfit:
             return Decision(product.name, None, False, unfit)
         decision = Decision(product.name, None, False, "no form of it fits a kernel")
@@ -129,7 +129,7 @@ class ReplaceMatmul(CustomGraphPass):
                 break
         return decision
 
-    def _unfit(self, product: Node) -> str:
+    def unfit(self, product: Node) -> str:
         """Why the product is not ours at all, or ""."""
         nodes = (product, *product.all_input_nodes)
         values = [value for node in nodes if isinstance(value := node.meta.get("val"), FakeTensor)]

@@ -1,0 +1,112 @@
+"""What a model multiplies: its workloads and how often a step runs each, found as the backend's pass finds them.
+
+Nothing is compiled or replaced, and no GPU is needed: a model on the meta device will do.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd.utils import make_boxed_func
+from torch._functorch.partitioners import default_partition
+from torch._inductor.decomposition import select_decomp_table
+from torch.fx import Graph
+
+from kernelwright.compiler.passes.replace_matmul import PRODUCTS, ReplaceMatmul, candidates
+from kernelwright.errors import UsageError
+from kernelwright.types import Workload
+
+DEVICES = ("cuda", "cpu", "meta")
+"""Device types on which the pass looks for products while it collects."""
+
+
+def collect_workloads(
+    model: Callable[..., Any], inputs: Sequence[Any], keywords: Mapping[str, Any] | None = None
+) -> tuple[Counter[Workload], list[str]]:
+    """Calls by workload in one step of the model (forward, and backward where it takes gradients), and why the other
+    products have none."""
+    found: Counter[Workload] = Counter()
+    left_out: list[str] = []
+    torch._dynamo.reset()
+    compiled = torch.compile(model, backend=_backend(found, left_out), dynamic=False)
+    result = compiled(*inputs, **(keywords or {}))
+    if isinstance(result, torch.Tensor) and result.requires_grad:
+        result.sum().backward()
+    return found, left_out
+
+
+def collect_file(target: str) -> tuple[list[dict[str, Any]], list[str]]:
+    """The same of a Python file, as entries of a list of workloads with their calls.
+
+    target: "model.py", which has `model` and `inputs` (a tensor or a tuple of them), or "model.py:make", a function
+    that returns both. UsageError when it has not.
+    """
+    path, _, name = target.partition(":")
+    model, inputs = _load(Path(path), name)
+    found, left_out = collect_workloads(model, inputs if isinstance(inputs, tuple | list) else (inputs,))
+    return [{"workload": workload.to_json(), "calls": calls} for workload, calls in found.items()], left_out
+
+
+def _load(path: Path, name: str) -> tuple[Callable[..., Any], Any]:
+    if not path.is_file():
+        raise UsageError(f"the model must be a Python file, got {path}, which is none")
+    sys.path.insert(0, str(path.resolve().parent))
+    spec = importlib.util.spec_from_file_location("kernelwright_collected", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    missing = [wanted for wanted in ([name] if name else ["model", "inputs"]) if not hasattr(module, wanted)]
+    if missing:
+        raise UsageError(
+            f"{path} must define `model` and `inputs`, or a function that returns both, named as in {path.name}:make; "
+            f"it has no {' and no '.join(missing)}"
+        )
+    return getattr(module, name)() if name else (module.model, module.inputs)
+
+
+def _backend(found: Counter[Workload], left_out: list[str]) -> Callable[..., Any]:
+    """A backend that runs graphs as they are, after it has looked at forward and backward together."""
+
+    def look(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        _count(graph.graph, found, left_out)
+        return make_boxed_func(graph.forward)
+
+    def partition(joint: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
+        _count(joint.graph, found, left_out)
+        return default_partition(joint, inputs, **options)
+
+    def run(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        return make_boxed_func(graph.forward)
+
+    table = select_decomp_table()
+    return aot_autograd(
+        fw_compiler=run, bw_compiler=run, inference_compiler=look, partition_fn=partition, decompositions=table
+    )
+
+
+def _count(graph: Graph, found: Counter[Workload], left_out: list[str]) -> None:
+    judge = ReplaceMatmul(_no_answers, devices=DEVICES)
+    for product in [node for node in graph.nodes if node.target in PRODUCTS]:
+        reason = judge.unfit(product)
+        for candidate in () if reason else candidates(product):
+            try:
+                found[candidate.workload()] += 1
+            except UsageError as error:
+                reason = str(error)
+                continue
+            reason = ""
+            break
+        if reason:
+            left_out.append(f"{product.name}: {reason}")
+
+
+def _no_answers(workload: Workload) -> Any:
+    raise NotImplementedError(f"nothing is asked while workloads are collected, got {workload}")

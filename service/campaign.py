@@ -1,0 +1,193 @@
+"""Tune many workloads on the devices of a fleet under one budget. All is in the store, so it can be gone on with."""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from kernelwright.cost_model import own_model, packaged_model
+from kernelwright.cost_model.model import CostModel
+from kernelwright.cost_model.roofline_model import RooflineModel
+from kernelwright.db import Store
+from kernelwright.errors import KernelwrightError, NoWorkingSchedule, UsageError
+from kernelwright.kernels import get_operator
+from kernelwright.kernels.operator import roofline_us
+from kernelwright.search import Budget, Progress, Runner
+from kernelwright.search.campaign import Campaign, Round, Share, Standing
+from kernelwright.search.shared_model import SharedModel
+from kernelwright.service.answering import Answers
+from kernelwright.service.tuning import TuneRequest, known_trials, tune_and_store
+from kernelwright.types import Schedule, Trial
+
+logger = logging.getLogger(__name__)
+
+_GUESSED_ROOFLINE = 0.6
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How to spend the budget. trials: most a workload. seconds: wall time, final rounds of the last workloads on top.
+    worth: see `Campaign`. models: folder of the user's own cost models."""
+
+    strategy: str = "model"
+    trials: int | None = None
+    seconds: float | None = None
+    worth: float = 0.0001
+    seed: int = 0
+    models: Path | None = None
+
+
+class _Stopped(Exception):
+    """The run was told to stop."""
+
+
+class CampaignRun:
+    """One kind of device at work on a list of workloads.
+
+    open_runner: a runner for one search, as often as it is called; devices: how many searches go on at once.
+    """
+
+    def __init__(
+        self, store: Store, open_runner: Callable[[], Runner], devices: int, shares: Sequence[Share], plan: Plan
+    ) -> None:
+        self._store, self._open, self._plan = store, open_runner, plan
+        self._models: dict[str, CostModel] = {}
+        runner = open_runner()
+        self.device = runner.device
+        self.began = time.monotonic()
+        self._end = None if plan.seconds is None else self.began + plan.seconds
+        self.campaign = Campaign([self._standing(runner, share) for share in shares], plan.worth)
+        self.trials = 0
+        self.error: BaseException | None = None
+        self._busy: list[Standing] = []
+        self._changed = threading.Condition()
+        self._stop = threading.Event()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"kernelwright-campaign-{number}") for number in range(devices)
+        ]
+
+    @property
+    def busy(self) -> tuple[Standing, ...]:
+        """What is being tuned now."""
+        return tuple(self._busy)
+
+    def start(self) -> None:
+        """Begin."""
+        for thread in self._threads:
+            thread.start()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait at most so long; whether everything is done. Raises what ended the run early."""
+        end = time.monotonic() + seconds
+        for thread in self._threads:
+            thread.join(max(0.0, end - time.monotonic()))
+        if any(thread.is_alive() for thread in self._threads):
+            return False
+        if self.error is not None:
+            raise self.error
+        return True
+
+    def stop(self) -> None:
+        """End after the trials that are being measured, and wait for that."""
+        self._stop.set()
+        with self._changed:
+            self._changed.notify_all()
+        for thread in self._threads:
+            if thread.ident is not None:
+                thread.join()
+
+    def _work(self) -> None:
+        try:
+            runner = self._open()
+            while (standing := self._take()) is not None:
+                try:
+                    self._round(runner, standing)
+                finally:
+                    with self._changed:
+                        self._busy = [one for one in self._busy if one is not standing]
+                        self._changed.notify_all()
+        except _Stopped:
+            return
+        except BaseException as error:
+            self.error = self.error or error
+            self._stop.set()
+
+    def _take(self) -> Standing | None:
+        """The next workload, waiting for rounds under way, after which there may be more to do."""
+        with self._changed:
+            while not self._stop.is_set() and (self._end is None or time.monotonic() < self._end):
+                standing = self.campaign.next(self._busy)
+                if standing is not None:
+                    self._busy.append(standing)
+                    return standing
+                if not self._busy:
+                    return None
+                self._changed.wait(0.5)
+        return None
+
+    def _round(self, runner: Runner, standing: Standing) -> None:
+        workload, target = standing.share.workload, standing.next_trials()
+        left = None if self._end is None else max(0.001, self._end - time.monotonic())
+        model = self._model(workload.operator) if self._plan.strategy == "model" else None
+        budget = Budget(target, left)
+        request = TuneRequest(workload, self._plan.strategy, budget, self._plan.seed, None, self._plan.models, model)
+        began = time.monotonic()
+        try:
+            result = tune_and_store(self._store, runner, request, self._on_trial)
+        except (NoWorkingSchedule, UsageError) as error:
+            # A budget that ran out before the first trial is no failure of the workload.
+            if self._end is None or time.monotonic() < self._end:
+                standing.failure = str(error)
+            return
+        record, trials = result.record, result.known_trials + result.new_trials
+        if trials < target and (self._end is None or time.monotonic() < self._end):
+            standing.most = trials
+        outcome = Round(trials, record.measurement.median_us, record.vendor_us, time.monotonic() - began)
+        with self._changed:
+            standing.take(outcome)
+
+    def _on_trial(self, trial: Trial, progress: Progress) -> None:
+        self.trials += 1
+        if self._stop.is_set():
+            raise _Stopped
+
+    def _standing(self, runner: Runner, share: Share) -> Standing:
+        workload = share.workload
+        try:
+            get_operator(workload.operator).validate(workload)
+            space = list(runner.space(workload))
+            known = known_trials(self._store, runner, workload)
+        except UsageError as error:
+            return Standing(share, 0.0, failure=str(error))
+        most = len(space) if self._plan.trials is None else min(len(space), self._plan.trials)
+        standing = Standing(share, *self._expected(runner, share, space), most=most)
+        if not space:
+            standing.failure = "no schedule is legal; the vendor library has to do it"
+        times = [trial.measurement.median_us for trial in known if trial.measurement.median_us is not None]
+        answer = Answers(self._store).stored(workload, runner.device, runner.toolchain)
+        if answer.how == "measured":
+            standing.take(Round(len(known), answer.expected_us, answer.vendor_us))
+        elif times:
+            standing.take(Round(len(known), min(times), None))
+        return standing
+
+    def _expected(self, runner: Runner, share: Share, space: Sequence[Schedule]) -> tuple[float, float]:
+        """(microseconds of a call, share that the model's first choice should lose), without a measurement."""
+        workload, device = share.workload, runner.device
+        try:
+            regret = float(self._model(workload.operator).expected_regret(workload, device, space).min(initial=1.0))
+            time_us = float(RooflineModel(workload.operator).expected_us(workload, device, space).min(initial=1e9))
+        except KernelwrightError:
+            regret, time_us = 0.1, roofline_us(get_operator(workload.operator), workload, device) / _GUESSED_ROOFLINE
+        return (time_us, regret) if space else (0.0, 0.0)
+
+    def _model(self, operator: str) -> CostModel:
+        if operator not in self._models:
+            folder = self._plan.models
+            inner = packaged_model(operator) if folder is None else own_model(operator, folder)
+            self._models[operator] = SharedModel(inner)
+        return self._models[operator]

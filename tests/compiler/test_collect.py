@@ -1,0 +1,70 @@
+"""A model's products are counted as the pass would find them, without a GPU and without compiling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from kernelwright.compiler.collect import collect_file, collect_workloads
+from kernelwright.errors import UsageError
+from kernelwright.kernels.matmul.workload import matmul_workload
+
+
+class Block(torch.nn.Module):
+    """Two equal layers with an activation, and one without."""
+
+    def __init__(self, dtype: torch.dtype = torch.float16, device: str = "cpu") -> None:
+        super().__init__()
+        self.up = torch.nn.ModuleList(torch.nn.Linear(64, 64, dtype=dtype, device=device) for _ in range(2))
+        self.down = torch.nn.Linear(64, 32, bias=False, dtype=dtype, device=device)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for layer in self.up:
+            x = torch.nn.functional.silu(layer(x))
+        return self.down(x)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_layers_are_counted_with_what_is_fused_behind_them(device: str) -> None:
+    x = torch.zeros(16, 64, dtype=torch.float16, device=device)
+    with torch.no_grad():
+        found, left_out = collect_workloads(Block(device=device), [x])
+    up = matmul_workload(16, 64, 64, "fp16", epilogue=("bias", "silu"))
+    assert found == {up: 2, matmul_workload(16, 32, 64, "fp16"): 1}
+    assert left_out == []
+
+
+def test_training_counts_the_products_of_the_backward_pass_too() -> None:
+    x = torch.zeros(16, 64, dtype=torch.float16)
+    found, _ = collect_workloads(Block(), [x])
+    assert found.total() == 3 + 3 + 2
+    assert {workload.dims["K"] for workload in found} == {64, 16, 32}
+
+
+def test_what_has_no_workload_is_told() -> None:
+    with torch.no_grad():
+        found, left_out = collect_workloads(Block(torch.float64), [torch.zeros(16, 64, dtype=torch.float64)])
+    assert not found and len(left_out) == 3 and "float64" in left_out[0]
+
+
+MODEL = """
+import torch
+model = torch.nn.Linear(64, 32, bias=False, dtype=torch.float16).requires_grad_(False)
+inputs = torch.zeros(16, 64, dtype=torch.float16)
+def make():
+    return model, (inputs[:8],)
+"""
+
+
+def test_a_file_gives_its_model(tmp_path: Path) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(MODEL)
+    assert collect_file(str(path)) == ([{"workload": matmul_workload(16, 32, 64, "fp16").to_json(), "calls": 1}], [])
+    assert collect_file(f"{path}:make")[0][0]["workload"]["dims"]["M"] == 8
+    path.write_text("model = 1")
+    with pytest.raises(UsageError, match="has no inputs"):
+        collect_file(str(path))
+    with pytest.raises(UsageError, match="which is none"):
+        collect_file(str(tmp_path / "no.py"))

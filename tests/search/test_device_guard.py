@@ -1,0 +1,89 @@
+"""Neighbours take turns on a GPU, throttled clocks are seen, and a machine unlike its kind is named."""
+
+from __future__ import annotations
+
+import multiprocessing
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelwright.search import device_guard
+from kernelwright.search.device_guard import Clocks, DeviceLock, Probe, parse_clocks, read_clocks, why_unfit
+from kernelwright.search.measure_job import Reply, _Worker
+from kernelwright.search.probe_job import ProbeJob
+
+QUICK = Probe(500.0, 300.0)
+
+
+def hold(folder: Path, told: Any, finished: Any) -> None:
+    """Another process that measures for a moment."""
+    with DeviceLock("GPU-1", folder).held():
+        told.set()
+        time.sleep(0.3)
+        finished.set()
+
+
+def test_two_processes_take_turns_on_one_gpu(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("fork")
+    told, finished = context.Event(), context.Event()
+    other = context.Process(target=hold, args=(tmp_path, told, finished))
+    other.start()
+    assert told.wait(5)
+    with DeviceLock("GPU-2", tmp_path).held():
+        assert not finished.is_set()
+    with DeviceLock("GPU-1", tmp_path).held():
+        assert finished.is_set()
+    other.join()
+
+
+def test_a_folder_that_cannot_be_written_locks_nothing(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    lock = DeviceLock("GPU-1", tmp_path / "file")
+    with lock.held():
+        pass
+    lock.close()
+    lock.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("1980, 1980, 0x0000000000000000\n", Clocks(1980, 1980)),
+        ("1410, 1980, 0x0000000000000004\n", Clocks(1410, 1980)),
+        ("345, 1980, 0x0000000000000048\n", Clocks(345, 1980, ("hardware slowdown", "too hot (hardware)"))),
+        ("[N/A], 1980, 0x0\n", None),
+        ("", None),
+    ],
+)
+def test_clocks_are_read_as_the_driver_writes_them(line: str, expected: Clocks | None) -> None:
+    assert parse_clocks(line) == expected
+
+
+def test_without_a_driver_there_are_no_clocks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert read_clocks("0") is None
+    script = tmp_path / "nvidia-smi"
+    script.write_text("#!/bin/sh\n[ \"$1\" = --id=GPU-1 ] && echo '1200, 1980, 0x20'\n")
+    script.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:/bin:/usr/bin")
+    assert read_clocks("GPU-1") == Clocks(1200, 1980, ("too hot (driver)",))
+    assert read_clocks("GPU-2") is None
+
+
+def test_of_two_that_differ_none_is_blamed_and_of_three_the_odd_one() -> None:
+    slow = Probe(530.0, 300.0)
+    assert why_unfit(slow, {"a": QUICK, "b": slow}) == ""
+    peers = {"a": QUICK, "b": slow, "c": QUICK}
+    assert "product takes 530.0 us, 500.0 us on 3 devices" in why_unfit(slow, peers)
+    assert why_unfit(QUICK, peers) == ""
+    assert "copy takes" in why_unfit(Probe(500.0, 350.0), peers)
+    held = Probe(500.0, 300.0, Clocks(345, 1980, ("power brake",)))
+    assert "clocks are held down (power brake): 345 of 1980 MHz" in why_unfit(held, {})
+    assert device_guard.PROBE_BAND < 0.06
+
+
+def test_the_measuring_process_runs_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernelwright.search.measure_job.probe_times", lambda timer: (500.0, 300.0))
+    assert _Worker(None).do(ProbeJob()) == Reply((), probe_us=(500.0, 300.0))  # type: ignore[arg-type]

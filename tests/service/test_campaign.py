@@ -1,0 +1,175 @@
+"""Many workloads under one budget: typed as it is written, gone on with after an end, shared by several devices."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from kernelwright.db import Store
+from kernelwright.search import save_recorded
+from kernelwright.search.campaign import Share
+from kernelwright.search.fleet_runner import FleetRunner
+from kernelwright.search.local_fleet import local_fleet
+from kernelwright.service.campaign import CampaignRun, Plan
+from kernelwright.service.workload_args import WorkloadArgs
+from kernelwright.types import DeviceSpec, Workload
+from tests.service.command_line import CommandLine
+from tests.service.conftest import synthetic_trials
+
+SIZES = (512, 1024, 2048, 4096)
+
+
+@pytest.fixture(scope="session")
+def shares() -> list[Share]:
+    return [Share(WorkloadArgs("matmul", {"M": m, "N": 1024, "K": 1024}).workload(), 4096 / m) for m in SIZES]
+
+
+@pytest.fixture(scope="session")
+def recorded(shares: list[Share], device: DeviceSpec, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("campaign")
+    trials = [trial for share in shares for trial in synthetic_trials(share.workload, device)]
+    save_recorded(trials, folder / "h100" / "matmul.parquet")
+    return folder
+
+
+@pytest.fixture
+def file(shares: list[Share], tmp_path: Path) -> str:
+    path = tmp_path / "workloads.jsonl"
+    lines = ({"workload": share.workload.to_json(), "calls": share.calls} for share in shares)
+    path.write_text("\n".join(map(json.dumps, lines)))
+    return str(path)
+
+
+@pytest.fixture
+def fleet(recorded: Path) -> Iterator[Any]:
+    made, _ = local_fleet("replay:h100", 3, recorded=recorded)
+    yield made
+    made.close()
+
+
+def run_of(store: Store, fleet: Any, shares: list[Share], plan: Plan) -> CampaignRun:
+    return CampaignRun(store, lambda: FleetRunner(fleet, "h100"), 3, shares, plan)
+
+
+def done(run: CampaignRun) -> CampaignRun:
+    run.start()
+    assert run.wait(60)
+    return run
+
+
+TUNE = ["tune", "--device", "replay:h100", "--strategy", "random", "--worth", "0"]
+
+
+def test_a_file_is_tuned_and_nothing_is_measured_again(cli: CommandLine, file: str, store: Store) -> None:
+    (first,) = cli.json(*TUNE, "--workloads", file, "--devices", "2", "--trials", "20")["devices"]
+    assert first["hardware"] == "h100" and first["new_trials"] == 80 == len(list(store.trials()))
+    assert first["step_us_now"] < first["step_us_before"] == 200.0 * sum(4096 / m for m in SIZES)
+    assert all(w["trials"] == 20 and w["vendor_us"] == 200.0 and w["saved_us"] > 0 for w in first["workloads"])
+    (again,) = cli.json(*TUNE, "--workloads", file, "--trials", "20")["devices"]
+    assert again["new_trials"] == 0 and again["step_us_now"] == first["step_us_now"]
+    (more,) = cli.json(*TUNE, "--workloads", file)["devices"]
+    assert more["new_trials"] == 4 * 20 and len({t.key for t in store.trials()}) == 160
+
+
+def test_for_people(cli: CommandLine, file: str) -> None:
+    code, out, err = cli.run(*TUNE, "--workloads", file, "--trials", "16")
+    assert code == 0 and "64 new trials; a step takes" in out and "saved" in out
+    assert "16 trials, ours" in err
+
+
+def test_a_model_is_tuned(cli: CommandLine, shares: list[Share], monkeypatch: pytest.MonkeyPatch) -> None:
+    def collect(self: Any, target: str, timeout_s: float) -> Any:
+        assert target == "model.py:make"
+        return [{"workload": shares[0].workload.to_json(), "calls": 7}], ["mm_3: it runs on cpu"]
+
+    monkeypatch.setattr("kernelwright.service.cli_fleet.ChildProcess.call", collect)
+    (report,) = cli.json(*TUNE, "model.py:make", "--trials", "8")["devices"]
+    assert [(w["calls"], w["trials"]) for w in report["workloads"]] == [(7, 8)]
+
+
+def test_one_workload_on_several_devices(cli: CommandLine, shares: list[Share]) -> None:
+    shape = ["matmul", "--shape", "M=512,N=1024,K=1024"]
+    report = cli.json(*TUNE, *shape, "--trials", "24", "--devices", "3")
+    assert report["run"]["new_trials"] == 24 and report["how"] == "measured"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["tune"], "needs an operator with --shape, a Python file with a model, or --workloads"),
+        (["tune", "matmul"], "needs an operator with --shape"),
+        (["tune", "--workloads", "no.jsonl"], "cannot be read"),
+        (["tune", "matmul", "--shape", "M=1,N=1,K=1", "--workloads", "x"], "exclude each other"),
+        (["tune", "--workloads", "-", "--runner", "slurm"], "runner must be one of local, ray, got 'slurm'"),
+        (["tune", "--workloads", "-", "--device", "cpu"], "replay"),
+    ],
+)
+def test_misuse_is_told(
+    cli: CommandLine, argv: list[str], message: str, shares: list[Share], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", _Input(json.dumps(shares[0].workload.to_json())))
+    code, out, err = cli.run(*argv)
+    assert (code, out) == (2, "") and message in err
+
+
+@dataclasses.dataclass
+class _Input:
+    text: str
+
+    def read(self) -> str:
+        return self.text
+
+
+def test_one_that_cannot_be_tuned_leaves_the_others(store: Store, fleet: Any, shares: list[Share]) -> None:
+    unknown = Share(WorkloadArgs("matmul", {"M": 5, "N": 5, "K": 5}).workload(), 1000)
+    run = done(run_of(store, fleet, [unknown, *shares], Plan("random", trials=8, worth=0)))
+    assert "nearest" in run.campaign.standings[0].failure
+    assert [standing.trials for standing in run.campaign.standings[1:]] == [8] * 4
+
+
+def test_stopped_midway_it_goes_on(store: Store, fleet: Any, shares: list[Share], monkeypatch: Any) -> None:
+    plan = Plan("random", trials=16, worth=0)
+    run = run_of(store, fleet, shares, plan)
+    count = store.add_trial
+
+    def stop_at_ten(trial: Any, **more: Any) -> Any:
+        if run.trials >= 10:
+            run._stop.set()
+        return count(trial, **more)
+
+    monkeypatch.setattr(store, "add_trial", stop_at_ten)
+    done(run)
+    monkeypatch.undo()
+    kept = len(list(store.trials()))
+    assert 10 <= kept < 20 and run.trials == kept
+    second = done(run_of(store, fleet, shares, plan))
+    assert kept + second.trials == 64 == len({(t.workload, t.schedule) for t in store.trials()})
+
+
+def test_the_budget_goes_where_most_is_to_be_saved(store: Store, fleet: Any, shares: list[Share]) -> None:
+    heavy = dataclasses.replace(shares[2], calls=5000.0)
+    run = done(run_of(store, fleet, [*shares[:2], heavy], Plan("random", worth=0.001)))
+    trials = {standing.share.workload: standing.trials for standing in run.campaign.standings}
+    assert trials[heavy.workload] == max(trials.values()) > trials[shares[1].workload]
+
+
+def test_the_same_winners_with_one_shared_model(store: Store, fleet: Any, shares: list[Share]) -> None:
+    run = done(run_of(store, fleet, shares, Plan("model", trials=24, worth=0)))
+    best: dict[Workload, float] = {}
+    for standing in run.campaign.standings:
+        assert standing.best_us is not None
+        best[standing.share.workload] = standing.best_us
+    assert all(time_us <= 150.0 for time_us in best.values())
+
+
+def test_a_lost_fleet_ends_the_run_and_keeps_the_trials(store: Store, fleet: Any, shares: list[Share]) -> None:
+    run = run_of(store, fleet, shares, Plan("random", worth=0))
+    fleet.close()
+    run.start()
+    with pytest.raises(Exception, match="no h100 is left to measure on"):
+        run.wait(60)
