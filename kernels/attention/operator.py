@@ -9,6 +9,8 @@ from typing import Any
 
 from kernelwright.errors import IllegalSchedule, NoWorkingSchedule
 from kernelwright.kernels.attention import inputs
+from kernelwright.kernels.attention.backward import BACKWARD
+from kernelwright.kernels.attention.decode import DECODE
 from kernelwright.kernels.attention.forward import FORWARD
 from kernelwright.kernels.attention.forward_warp_specialized import FORWARD_WARP_SPECIALIZED
 from kernelwright.kernels.attention.lengths import visible_pairs
@@ -20,7 +22,9 @@ from kernelwright.kernels.precision import PRODUCT_ERROR, ROUNDING_ERROR, allowe
 from kernelwright.kernels.space import UnionSpace
 from kernelwright.types import DeviceSpec, Scalar, Schedule, Workload
 
-TEMPLATES: dict[str, AttentionTemplate] = {template.name: template for template in (FORWARD, FORWARD_WARP_SPECIALIZED)}
+TEMPLATES: dict[str, AttentionTemplate] = {
+    template.name: template for template in (FORWARD, FORWARD_WARP_SPECIALIZED, DECODE, BACKWARD)
+}
 
 PORTABLE = ("forward", "decode", "backward")
 """Templates that run on every GPU, the most general first."""
@@ -63,6 +67,7 @@ class AttentionOperator:
     def default_schedule(self, workload: Workload, device: DeviceSpec) -> Schedule:
         """A middling schedule of the first portable template that can run the workload."""
         wanted = {"block_m": 64, "block_n": 64, "num_warps": 4, "num_stages": 2, "section": 1, "head": "pad"}
+        wanted |= {"loads": "pointer"}
         portable = [t for name, t in self.templates.items() if name in PORTABLE]
         spaces = (template.space(workload, device).members for template in portable)
         members = next((found for found in spaces if found), None) or self.space(workload, device).members

@@ -1,0 +1,170 @@
+"""Template "decode": few queries over many keys, in one piece or in pages; keys are divided over programs."""
+
+from __future__ import annotations
+
+from kernelwright.kernels.attention.template import (
+    AttentionTemplate,
+    Knobs,
+    bulk_copy,
+    element_bytes,
+    forward_only,
+    head_parts,
+    multiplies,
+    number,
+    over,
+    power_above,
+)
+from kernelwright.kernels.attention.workload import Problem
+from kernelwright.kernels.space import Constraint, Knob
+from kernelwright.types import DeviceSpec
+
+MOST_ROWS = 1024
+"""Query rows of a key head beyond which keys that lie in one piece are better read by the template "forward"."""
+
+_SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+
+
+def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) -> list[Knob]:
+    most = max(1, -(-_keys(problem) // 32))
+    hopper = _hopper(device)
+    turns = hopper and element_bytes(problem) == 2
+    return [
+        # rows of queries of one key head: more than there are only cost, fewer read keys again
+        Knob("block_m", (16, 32, 64, 128), "log2"),
+        Knob("block_n", (16, 32, 64, 128, 256), "log2"),
+        Knob("split_kv", tuple(s for s in _SPLITS if s <= most), "log2"),
+        # parts put together by the program that comes last, or by a second launch with more programs
+        Knob("combine", ("last", "second"), "category"),
+        # keys on the wide side of the tensor cores instead of the few queries
+        Knob("turned", (0, 1) if turns else (0,), "category"),
+        Knob("loads", ("pointer", "bulk") if hopper else ("pointer",), "category"),
+        Knob("num_warps", (2, 4, 8), "log2"),
+        Knob("num_stages", (1, 2, 3, 4, 5)),
+        Knob("precision", precisions, "category"),
+    ]
+
+
+def _hopper(device: DeviceSpec) -> bool:
+    return device.vendor == "nvidia" and int(device.architecture.removeprefix("sm_")) >= 90
+
+
+def _keys(problem: Problem) -> int:
+    """Keys that the queries of a sequence see at most."""
+    return min(problem.kv_length, problem.window + problem.q_length) if problem.window else problem.kv_length
+
+
+def _rows(problem: Problem) -> int:
+    return problem.q_length * problem.group
+
+
+def _widths(problem: Problem) -> tuple[int, int]:
+    """Elements that a key and a value take in a tile."""
+    return sum(head_parts(problem.head_dim, True)), power_above(problem.v_dim)
+
+
+def _programs(problem: Problem, knobs: Knobs) -> int:
+    """Tiles of query rows, over all heads and sequences."""
+    return problem.batch * problem.kv_heads * -(-_rows(problem) // number(knobs, "block_m"))
+
+
+def _shared(problem: Problem, knobs: Knobs) -> int:
+    k_width, v_width = _widths(problem)
+    shares = problem.kv_shared and v_width == problem.v_dim == head_parts(problem.head_dim, True)[0]
+    tile = k_width + (0 if shares else v_width)
+    warpgroup = bool(knobs["turned"]) or number(knobs, "block_m") >= 64
+    stages = number(knobs, "num_stages") - (0 if warpgroup else 1)
+    queries = number(knobs, "block_m") * k_width
+    return (number(knobs, "block_n") * tile * max(stages, 1) + queries) * element_bytes(problem)
+
+
+def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
+    rows, v_width = _rows(problem), _widths(problem)[1]
+
+    def form(knobs: Knobs) -> str | None:
+        if problem.packed:
+            return "takes sequences of one length of queries, not packed ones"
+        if rows > MOST_ROWS and not problem.page:
+            return f"is for at most {MOST_ROWS} query rows of a key head, the problem has {rows}"
+        return None
+
+    def block_rows(knobs: Knobs) -> str | None:
+        fitting, block = power_above(min(rows, 128)), number(knobs, "block_m")
+        if block > fitting:
+            return f"block_m {block} for {rows} query rows, {fitting} is enough"
+        return f"block_m {block} reads every key {-(-rows // block)} times" if block * 8 < fitting else None
+
+    def registers(knobs: Knobs) -> str | None:
+        each = number(knobs, "block_m") * (v_width + number(knobs, "block_n")) / (32 * number(knobs, "num_warps"))
+        if each < 8:
+            return f"a thread holds {each:g} scores and sums, fewer than 8: too many warps"
+        return over(each, 160, "registers a thread for scores and sums")
+
+    def parts(knobs: Knobs) -> str | None:
+        split, programs = number(knobs, "split_kv"), _programs(problem, knobs)
+        if split == 1:
+            return "one part needs nothing to put it together" if knobs["combine"] == "second" else None
+        if programs * split > 8 * device.multiprocessors + split:
+            return f"{programs * split} programs are more than eight waves on {device.multiprocessors} multiprocessors"
+        share = _keys(problem) / split
+        return f"a part has {share:g} keys, fewer than a block" if share < number(knobs, "block_n") else None
+
+    return [
+        forward_only(problem),
+        multiplies(problem, device),
+        Constraint("form", form),
+        Constraint("rows", block_rows),
+        Constraint("registers", registers),
+        Constraint("parts", parts),
+        _steps(problem),
+        _wide_side(problem),
+        _bulk(problem, device),
+    ]
+
+
+def _steps(problem: Problem) -> Constraint:
+    """Blocks and stages must not be more than the keys need."""
+
+    def check(knobs: Knobs) -> str | None:
+        fitting, block = power_above(_keys(problem)), number(knobs, "block_n")
+        if block > fitting:
+            return f"block_n {block} for {_keys(problem)} keys, {fitting} is enough"
+        steps = -(-_keys(problem) // (block * number(knobs, "split_kv")))
+        stages = number(knobs, "num_stages")
+        return f"{stages} stages for {steps} blocks of keys" if stages > max(steps, 2) else None
+
+    return Constraint("pipeline", check)
+
+
+def _wide_side(problem: Problem) -> Constraint:
+    """What stands on the wide side must fill it."""
+    v_width = _widths(problem)[1]
+
+    def check(knobs: Knobs) -> str | None:
+        if not knobs["turned"]:
+            return None
+        if number(knobs, "num_warps") < 4:
+            return "the wide side of the tensor cores is four warps' work"
+        least = min(number(knobs, "block_n"), v_width)
+        return f"keys and values fill {least} of the 64 rows of the wide side" if least < 64 else None
+
+    return Constraint("turned", check)
+
+
+def _bulk(problem: Problem, device: DeviceSpec) -> Constraint:
+    """The bulk copy engine takes aligned rows, and a block of keys from one page."""
+    able = bulk_copy(problem, device, ("k", "v"))
+
+    def check(knobs: Knobs) -> str | None:
+        if knobs["loads"] != "bulk":
+            return None
+        if problem.page and problem.page % number(knobs, "block_n"):
+            return f"a block of {knobs['block_n']} keys does not lie in one page of {problem.page}"
+        for layout in (problem.k, problem.v):
+            if any(stride == 0 and size > 1 for size, stride in zip(layout.shape, layout.strides, strict=True)):
+                return "the bulk copy engine takes no stride of 0"
+        return able.check(knobs)
+
+    return Constraint("bulk", check)
+
+
+DECODE = AttentionTemplate("decode", "kernelwright.kernels.attention.decode_kernel", _knobs, _constraints, _shared)
