@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 def flex_calls(p: Problem, inputs: Inputs, operands: tuple[torch.Tensor, ...]) -> Iterator[Call]:
     """flex_attention, compiled on a GPU, with the block mask of causal and window made beforehand."""
     import torch
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    from torch.nn.attention.flex_attention import AuxRequest, create_block_mask, flex_attention
 
     q = inputs["q"]
     run: Any = torch.compile(flex_attention, dynamic=False) if q.is_cuda else flex_attention
@@ -32,14 +32,14 @@ def flex_calls(p: Problem, inputs: Inputs, operands: tuple[torch.Tensor, ...]) -
             block_mask=block_mask,
             scale=p.scale,
             enable_gqa=p.group > 1,
-            return_lse=p.sinks,
+            return_aux=AuxRequest(lse=True) if p.sinks else None,
         )
 
     def finished(*tensors: torch.Tensor) -> Any:
         if not p.sinks:
             return forward(*tensors)
-        out, lse = forward(*tensors)
-        share = torch.sigmoid(lse - inputs["sinks"][None, :, None])
+        out, more = forward(*tensors)
+        share = torch.sigmoid(more.lse - inputs["sinks"][None, :, None])
         return out * share[..., None].to(out.dtype)
 
     if p.backward:
