@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kernelwright.errors import IllegalSchedule, NoWorkingSchedule
 from kernelwright.kernels.conv2d import inputs, reference
 from kernelwright.kernels.conv2d.depthwise import DEPTHWISE
+from kernelwright.kernels.conv2d.grouped_direct import GROUPED_DIRECT
 from kernelwright.kernels.conv2d.implicit_gemm import IMPLICIT_GEMM
 from kernelwright.kernels.conv2d.implicit_gemm_input_gradient import IMPLICIT_GEMM_INPUT_GRADIENT
 from kernelwright.kernels.conv2d.implicit_gemm_tma import IMPLICIT_GEMM_TMA
@@ -38,6 +39,7 @@ TEMPLATES: dict[str, ConvTemplate] = {
         IMPLICIT_GEMM_TMA,
         IMPLICIT_GEMM_WARP_SPECIALIZED,
         DEPTHWISE,
+        GROUPED_DIRECT,
     )
 }
 
