@@ -13,11 +13,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kernelwright.cost_model.geometry import Geometry, Problem, cut, knob_columns
+from kernelwright.cost_model.geometry import Geometry, Problem, cut, knob_columns, own_knobs
 from kernelwright.types import DTYPES, DeviceSpec, FrozenMap, Scalar, Schedule, Workload
 
-ATTENTION_TEMPLATES = ("forward", "forward_tma", "forward_warp_specialized", "decode", "backward")
+ATTENTION_TEMPLATES = ("forward", "forward_warp_specialized", "decode", "backward")
 """Templates that have a column of their own."""
+
+NUMBERS = ("section", "pingpong", "turned", "block_m2", "block_n2", "num_warps2", "num_stages2")
+CATEGORIES = {"combine": ("last", "second"), "loads": ("pointer", "bulk"), "head": ("pad", "split")}
+"""Knobs of attention templates that a matmul's do not have, and the values of those that are words."""
 
 _BACKWARD_PRODUCTS = 2.5
 """The backward pass makes five products where the forward one makes two."""
@@ -66,7 +70,8 @@ def attention_geometry(workload: Workload, device: DeviceSpec, schedules: Sequen
     knobs = knob_columns([_one_loop(schedule) for schedule in schedules])
     knobs["block_k"] = knobs["block_n"]
     knobs["block_n"] = np.full(len(schedules), max(problem.n, 1.0))
-    return cut(problem, workload, device, schedules, knobs)
+    found = cut(problem, workload, device, schedules, knobs)
+    return dataclasses.replace(found, own=own_knobs(schedules, NUMBERS, CATEGORIES))
 
 
 def attention_references(_: Geometry) -> list[Schedule]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Sequence
 
-from kernelwright.cost_model.geometry import Geometry, Problem, cut, knob_columns
+import numpy as np
+
+from kernelwright.cost_model.geometry import Geometry, Problem, cut, knob_columns, own_knobs
 from kernelwright.types import DTYPES, DeviceSpec, Schedule, Workload
 
 CONV2D_TEMPLATES = (
@@ -20,6 +23,17 @@ CONV2D_TEMPLATES = (
     "grouped_direct",
 )
 """Templates that have a column of their own."""
+
+
+NUMBERS = ("tile", "block_v", "block_c", "tap_rows", "parts", "tile_h", "tile_w", "unroll", "pack", "span", "taps")
+CATEGORIES = {
+    "along": ("w", "h"),
+    "reduction": ("taps", "channels", "flat", "flat_taps"),
+    "columns": ("tap", "flat"),
+    "combine": ("parts", "add"),
+    "mode": ("cooperative", "pingpong"),
+}
+"""Knobs of convolution templates that a matmul's do not have, and the values of those that are words."""
 
 
 def conv2d_problem(workload: Workload) -> Problem:
@@ -46,6 +60,10 @@ def conv2d_problem(workload: Workload) -> Problem:
     last = {t: workload.layouts.get(t, "nhwc").startswith("nhwc") for t in ("x", "w", "out")}
     inner = {"x": channels, "w": channels, "out": filters}
     alignment = {t: float(math.gcd(int(inner[t] * widths[t]), 16)) if last[t] else widths[t] for t in last}
+    reuse = max(1.0, k / max(channels, 1)) if direction != "weight_gradient" else 1.0
+    if channels == 1 and groups > 1 and direction != "weight_gradient":
+        # every channel by itself: no matrices, but a tile of pixels and channels
+        n, reuse, groups = dims["K"], k / groups, 1
     return Problem(
         m=m,
         n=n,
@@ -60,13 +78,17 @@ def conv2d_problem(workload: Workload) -> Problem:
         a_along_k=last["x"],
         b_along_k=last["w"],
         out_along_n=last["out"],
-        a_reuse=max(1.0, k / max(channels, 1)) if direction != "weight_gradient" else 1.0,
+        a_reuse=reuse,
     )
 
 
 def conv2d_geometry(workload: Workload, device: DeviceSpec, schedules: Sequence[Schedule]) -> Geometry:
     """The quantities of every schedule for a convolution on a device."""
-    return cut(conv2d_problem(workload), workload, device, schedules, knob_columns(schedules))
+    knobs, own = knob_columns(schedules), own_knobs(schedules, NUMBERS, CATEGORIES)
+    direct = np.array([schedule.template == "depthwise" for schedule in schedules], dtype=bool)
+    knobs["block_m"] = np.where(direct, 2 ** (own["tile"] + own["block_v"]), knobs["block_m"])
+    knobs["block_n"] = np.where(direct, 2 ** own["block_c"], knobs["block_n"])
+    return dataclasses.replace(cut(conv2d_problem(workload), workload, device, schedules, knobs), own=own)
 
 
 def _spatial(workload: Workload) -> tuple[int, int]:

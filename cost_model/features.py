@@ -12,6 +12,8 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
+from kernelwright.cost_model import attention_geometry as attention_geometry_of
+from kernelwright.cost_model import conv2d_geometry as conv2d_geometry_of
 from kernelwright.cost_model.attention_geometry import (
     ATTENTION_TEMPLATES,
     attention_geometry,
@@ -151,6 +153,12 @@ def _templates(names: Sequence[str]) -> dict[str, Column]:
     }
 
 
+def _own(numbers: Sequence[str], categories: Mapping[str, Sequence[str]]) -> dict[str, Column]:
+    """A column for each of an operator's own knobs."""
+    names = [*numbers, *(f"{name}={value}" for name, values in categories.items() for value in values)]
+    return {f"knob_{name}": lambda g, e, name=name: g.own[name] for name in names}  # type: ignore[misc]
+
+
 def _given(name: str, value: Scalar) -> Column:
     """1 where the workload has this attribute with this value."""
     return lambda g, e: float(g.workload.attributes.get(name) == value)
@@ -186,8 +194,18 @@ _ATTENTION: Mapping[str, Column] = {
 
 _COLUMNS: Mapping[str, Mapping[str, Column]] = {
     "matmul": {**_PRODUCT, **_templates(TEMPLATES)},
-    "conv2d": {**_PRODUCT, **_CONV2D, **_templates(CONV2D_TEMPLATES)},
-    "attention": {**_PRODUCT, **_ATTENTION, **_templates(ATTENTION_TEMPLATES)},
+    "conv2d": {
+        **_PRODUCT,
+        **_CONV2D,
+        **_own(conv2d_geometry_of.NUMBERS, conv2d_geometry_of.CATEGORIES),
+        **_templates(CONV2D_TEMPLATES),
+    },
+    "attention": {
+        **_PRODUCT,
+        **_ATTENTION,
+        **_own(attention_geometry_of.NUMBERS, attention_geometry_of.CATEGORIES),
+        **_templates(ATTENTION_TEMPLATES),
+    },
 }
 _GEOMETRY: Mapping[str, Callable[[Workload, DeviceSpec, Sequence[Schedule]], Geometry]] = {
     "matmul": matmul_geometry,

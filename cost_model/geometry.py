@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -96,7 +96,7 @@ class Geometry:
     loop. useful: share of the computed products that the result needs. l2_bytes: moved from L2 into shared memory by
     all programs. memory_bytes: moved to and from device memory, with what the grouping of tiles saves.
     accumulator: 32-bit registers a thread holds for the result tile. blocks: blocks resident on a multiprocessor.
-    bulk_copies: 1 where the copy engine (TMA) loads tiles.
+    bulk_copies: 1 where the copy engine (TMA) loads tiles. own: the operator's own knobs (see `own_knobs`).
     """
 
     problem: Problem
@@ -123,6 +123,7 @@ class Geometry:
     shared_bytes: Array
     accumulator: Array
     blocks: Array
+    own: Mapping[str, Array] = dataclasses.field(default_factory=dict)
 
     @functools.cached_property
     def tiles(self) -> Array:
@@ -288,6 +289,18 @@ def knob_columns(schedules: Sequence[Schedule]) -> dict[str, Array]:
     columns["num_stages"] = np.where(buffers > 0, buffers, columns["num_stages"])
     floors = {"repack": 0.0}
     return {name: np.maximum(column, floors.get(name, 1.0)) for name, column in columns.items()}
+
+
+def own_knobs(
+    schedules: Sequence[Schedule], numbers: Sequence[str], categories: Mapping[str, Sequence[str]]
+) -> dict[str, Array]:
+    """Knobs that only this operator has, an array each: log2 of the numbers (0 where a schedule lacks it), and for
+    every value of a category, as "name=value", 1 where a schedule has it."""
+    knobs = [schedule.knobs for schedule in schedules]
+    found = {name: np.log2([max(float(k.get(name, 1)), 0.5) for k in knobs]) for name in numbers}
+    for name, values in categories.items():
+        found |= {f"{name}={v}": np.array([float(k.get(name) == v) for k in knobs]) for v in values}
+    return found
 
 
 def _default_precision(workload: Workload) -> str:

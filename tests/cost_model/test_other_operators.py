@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import random
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kernelwright.cost_model import RooflineModel, XGBoostModel, packaged_model
+from kernelwright.cost_model import RooflineModel, XGBoostModel, attention_geometry, conv2d_geometry, packaged_model
+from kernelwright.cost_model import geometry as geometry_module
 from kernelwright.cost_model.attention_geometry import attention_problem, visible_share
 from kernelwright.cost_model.conv2d_geometry import conv2d_problem
 from kernelwright.cost_model.features import feature_names, features, geometry
+from kernelwright.kernels import get_operator
+from kernelwright.kernels.attention.workload import attention_workload
+from kernelwright.kernels.conv2d.workload import conv2d_workload
 from kernelwright.kernels.device import named_device
 from kernelwright.types import Measurement, Schedule, Status, Toolchain, Trial, Workload
 
@@ -19,14 +25,12 @@ TOOLCHAIN = Toolchain("3.6.0", "2.11.0", "580", "ptxas 12.8", 1)
 
 
 def conv2d(direction: str = "forward", **attributes: int | bool) -> Workload:
-    dims = {"N": 8, "C": 64, "H": 56, "W": 56, "K": 128, "R": 3, "S": 3}
-    given_ = {"pad_h": 1, "pad_w": 1, **attributes, **({} if direction == "forward" else {"direction": direction})}
-    return Workload("conv2d", dims, {"x": "bf16", "w": "bf16", "out": "bf16"}, attributes=given_)
+    given_ = {"pad_h": 1, "pad_w": 1, **attributes}
+    return conv2d_workload((8, 64, 56, 56), 128, 3, direction=direction, attributes=given_)
 
 
 def attention(queries: int, keys: int, **attributes: str | int | float) -> Workload:
-    dims = {"B": 2, "Hq": 8, "Hkv": 2, "Sq": queries, "Skv": keys, "D": 128, "Dv": 128}
-    return Workload("attention", dims, {name: "bf16" for name in ("q", "k", "v", "out")}, attributes=attributes)
+    return attention_workload(2, 8, queries, keys, 128, kv_heads=2, **attributes)
 
 
 TILES = [
@@ -42,7 +46,8 @@ SQUARES = [Schedule("implicit_gemm", {**tile.knobs, "block_k": 64}) for tile in 
     [
         ("forward", {}, (8 * 56 * 56, 128, 9 * 64)),
         ("forward", {"stride_h": 2, "stride_w": 2}, (8 * 28 * 28, 128, 9 * 64)),
-        ("forward", {"groups": 64}, (8 * 56 * 56, 2, 9)),
+        ("forward", {"groups": 32}, (8 * 56 * 56, 4, 18)),
+        ("forward", {"groups": 64}, (8 * 56 * 56, 128, 9)),
         ("input_gradient", {}, (8 * 56 * 56, 64, 9 * 128)),
         ("weight_gradient", {}, (128, 9 * 64, 8 * 56 * 56)),
         ("forward", {"transposed": True, "stride_h": 2, "stride_w": 2}, (8 * 111 * 111, 128, None)),
@@ -97,6 +102,41 @@ def test_every_column_is_finite_and_schedules_differ(workload: Workload, schedul
     assert table.shape == (4, len(feature_names(workload.operator))) and np.isfinite(table).all()
     assert len(np.unique(table, axis=0)) == 4
     assert (geometry(workload, H100, schedules).waves >= 1).all()
+
+
+@pytest.mark.parametrize(
+    ("operator", "listed", "numbers", "categories"),
+    [
+        ("conv2d", conv2d_geometry.CONV2D_TEMPLATES, conv2d_geometry.NUMBERS, conv2d_geometry.CATEGORIES),
+        (
+            "attention",
+            attention_geometry.ATTENTION_TEMPLATES,
+            attention_geometry.NUMBERS,
+            attention_geometry.CATEGORIES,
+        ),
+    ],
+)
+def test_every_template_and_knob_has_a_column(
+    operator: str, listed: tuple[str, ...], numbers: tuple[str, ...], categories: dict[str, tuple[str, ...]]
+) -> None:
+    templates = get_operator(operator).templates
+    assert set(templates) <= set(listed)
+    known = {*numbers, *categories, *geometry_module._KNOB_DEFAULTS, "precision", "split_kv", "block_m1", "block_n1"}
+    for workload in (
+        conv2d(),
+        conv2d(groups=64),
+        conv2d("weight_gradient", groups=64),
+        attention(512, 512),
+        attention(1, 512),
+    ):
+        for schedule in get_operator(workload.operator).space(workload, H100).sample(random.Random(0), 40):
+            assert set(schedule.knobs) <= known or workload.operator != operator, schedule
+            words = {
+                name: value for name, value in schedule.knobs.items() if isinstance(value, str) and name != "precision"
+            }
+            assert workload.operator != operator or all(value in categories[name] for name, value in words.items()), (
+                words
+            )
 
 
 @pytest.mark.parametrize("workload", [attention(0, 5), attention(5, 0), conv2d("weight_gradient", groups=64)])
