@@ -18,10 +18,11 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import conv2d_problems
 import report
 from matmul_cases import coverage, label
 from problems import group, load_matmul
@@ -32,7 +33,7 @@ from kernelwright.kernels import get_operator
 from kernelwright.kernels.build import BuildPool
 from kernelwright.kernels.child_process import ChildProcess
 from kernelwright.kernels.device import present_device
-from kernelwright.types import Measurement, Schedule, Status
+from kernelwright.types import Measurement, Schedule, Status, Workload
 
 SETS = ("coverage", "core", "extra", "awkward")
 
@@ -42,6 +43,12 @@ LINE_CHARACTERS = 230
 HARMLESS = (Status.OK, Status.OUT_OF_RESOURCES)
 """Not counted as failures beside schedules that work: spaces estimate shared memory, and the compiler has the last
 word."""
+
+GROUPS: Mapping[str, Callable[[Workload], str]] = {"matmul": group, "conv2d": conv2d_problems.group}
+LABELS: Mapping[str, Callable[[Workload], str]] = {"matmul": label, "conv2d": str}
+"""The group under which results of an operator are summed up, and how its workloads are told in a line."""
+
+CasesOf = Callable[[Sequence[str], str], list[Case]]
 
 
 class Lines:
@@ -86,7 +93,8 @@ def failures(results: Sequence[tuple[Schedule, Measurement]]) -> list[tuple[Sche
 
 def lines_of(checked: Checked, timed: bool) -> list[str]:
     """What to print of a case: each template with a failure, or with a time; and why it could not be run."""
-    name = f"{checked.case.id[:24]} {label(checked.case.workload)}"
+    workload = checked.case.workload
+    name = f"{checked.case.id[:24]} {LABELS[workload.operator](workload)}"
     if checked.error:
         return [f"NOT RUN {name}: {one_line(checked.error)}"]
     if not any(checked.results.values()):
@@ -128,9 +136,9 @@ def rows_of(checked: Checked) -> list[dict[str, Any]]:
     shared = {
         "id": case.id,
         "tag": case.tag,
-        "family": "matmul",
-        "group": group(case.workload),
-        "label": label(case.workload),
+        "family": case.workload.operator,
+        "group": GROUPS[case.workload.operator](case.workload),
+        "label": LABELS[case.workload.operator](case.workload),
         "workload": case.workload.to_json(),
         "vendor": checked.vendor,
         "vendor_us": checked.vendor_us,
@@ -162,7 +170,7 @@ def table(done: Sequence[Checked]) -> list[str]:
         worst = [
             m.error / tolerance
             for checked in own
-            if (tolerance := get_operator("matmul").tolerance(checked.case.workload))
+            if (tolerance := get_operator(checked.case.workload.operator).tolerance(checked.case.workload))
             for _, m in checked.results[template]
             if m.ok and m.error is not None
         ]
@@ -207,10 +215,11 @@ def run(cases: Sequence[Case], checker: Checker, choice: Choice, seconds: float,
     return done
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+def arguments(operator: str, sets: Sequence[str]) -> argparse.Namespace:
+    """The command line; errors for sets and templates that are not there."""
+    parser = argparse.ArgumentParser(description=f"Sampled schedules of many {operator} workloads against fp64.")
     parser.add_argument("--out", type=Path, help="JSON file with every trial")
-    parser.add_argument("--sets", default="coverage,awkward", help=f"comma-separated, of {', '.join(SETS)}")
+    parser.add_argument("--sets", default="coverage,awkward", help=f"comma-separated, of {', '.join(sets)}")
     parser.add_argument("--only", default="", help="ids, tags or labels that contain one of these, comma-separated")
     parser.add_argument("--templates", default="", help="comma-separated; all by default")
     parser.add_argument("--knobs", default="", help="name=value, comma-separated: only schedules with these values")
@@ -221,16 +230,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1), help="compilers at once")
     args = parser.parse_args()
     args.sets, args.templates = args.sets.split(","), [name for name in args.templates.split(",") if name]
-    unknown = [name for name in args.sets if name not in SETS]
-    unknown += [name for name in args.templates if name not in get_operator("matmul").templates]
+    unknown = [name for name in args.sets if name not in sets]
+    unknown += [name for name in args.templates if name not in get_operator(operator).templates]
     if unknown:
         parser.error(f"no set or template is called {', '.join(unknown)}")
     args.knobs = dict(pair.split("=", 1) for pair in args.knobs.split(",") if pair)
     return args
 
 
-def main() -> int:
-    args = arguments()
+def main(operator: str = "matmul", sets: Sequence[str] = SETS, cases_of: CasesOf = cases_of) -> int:
+    """Check an operator's workloads of the sets asked for; the exit status."""
+    args = arguments(operator, sets)
     began = time.monotonic()
     cases = cases_of(args.sets, args.only)
     choice = Choice(args.per_template, args.seed, args.templates, args.knobs)

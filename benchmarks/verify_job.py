@@ -1,4 +1,4 @@
-"""What the child process of check_matmul does: run schedules of a case and compare them with fp64.
+"""What the child process of check_matmul and check_conv2d does: run schedules of a case and compare them with fp64.
 
 Harder than a tuning trial: the launches run again, the gaps between an output's rows must stay untouched, results that
 must overflow have to, and outputs too large for an fp64 copy are compared in some rows and scanned in all.
@@ -21,8 +21,6 @@ from kernelwright.search.measure_job import Reply
 from kernelwright.search.timing import SCREEN, Timer, median
 from kernelwright.search.verification import Verdict, verify
 from kernelwright.types import FrozenMap, Measurement, Schedule, Status, Workload
-
-MATMUL = get_operator("matmul")
 
 HUGE = 2**29
 """Results of more elements, and operands of four times as many, are compared in some rows only."""
@@ -105,13 +103,13 @@ class _Worker:
             if self._device == "cuda":
                 torch.cuda.empty_cache()
             inputs = case_inputs(case, seed, self._device)
-            out = MATMUL.empty_output(case.workload, self._device)
-            rows = some_rows(problem_of(case.workload), self._device)
+            out = get_operator(case.workload.operator).empty_output(case.workload, self._device)
+            rows = some_rows(problem_of(case.workload), self._device) if case.workload.operator == "matmul" else None
             self._loaded = _Loaded(case, inputs, out, rows, reference_of(case.workload, inputs, rows))
         return self._loaded
 
     def _vendor(self, loaded: _Loaded) -> Reply:
-        found = MATMUL.vendor(loaded.case.workload, loaded.inputs)
+        found = get_operator(loaded.case.workload.operator).vendor(loaded.case.workload, loaded.inputs)
         if found is None:
             return Reply(())
         name, call = found
@@ -119,14 +117,15 @@ class _Worker:
 
     def _check(self, loaded: _Loaded, schedule: Schedule, timed: bool) -> Measurement:
         storage = whole_storage(loaded.out)
-        storage.fill_(math.nan)
-        launches = MATMUL.plan(loaded.case.workload, schedule, loaded.inputs, loaded.out)
+        storage.fill_(unwritten(loaded.out))
+        workload = loaded.case.workload
+        launches = get_operator(workload.operator).plan(workload, schedule, loaded.inputs, loaded.out)
         launch_all(launches)
         verdict = judge(loaded)
         if not verdict.right:
             return wrong(verdict.reason, verdict.error)
-        before = loaded.out.clone() if problem_of(loaded.case.workload).deterministic else None
-        storage.fill_(math.nan)
+        before = loaded.out.clone() if workload.attributes.get("deterministic") else None
+        storage.fill_(unwritten(loaded.out))
         launch_all(launches)
         launch_all(launches)
         again = judge(loaded)
@@ -153,7 +152,7 @@ def wrong(reason: str, error: float) -> Measurement:
 
 def case_inputs(case: Case, seed: int, device: str) -> Inputs:
     """The operands as for tuning, but for those that the case fills otherwise, and with its groups."""
-    inputs = MATMUL.make_inputs(case.workload, seed, device)
+    inputs = get_operator(case.workload.operator).make_inputs(case.workload, seed, device)
     for name, fill in case.fills.items():
         if name in inputs:
             inputs[name] = filled(inputs[name], fill, seed)
@@ -185,14 +184,24 @@ def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.as_strided((length,), (1,), 0)
 
 
+def unwritten(out: torch.Tensor) -> float:
+    """What results are filled with beforehand: NaN, or the least whole number."""
+    return math.nan if out.is_floating_point() else torch.iinfo(out.dtype).min
+
+
 def written_gaps(out: torch.Tensor) -> int:
-    """How many elements outside the result are no longer NaN; 0 where it has no gaps."""
+    """How many elements outside the result are no longer as they were filled; 0 where it has no gaps."""
     storage = whole_storage(out)
     if storage.numel() == out.numel():
         return 0
     lines = out.split(max(1, CHUNK // max(1, math.prod(out.shape[1:]))))
+    blank = unwritten(out)
+
+    def written_in(part: torch.Tensor) -> torch.Tensor:
+        return ~part.isnan() if math.isnan(blank) else part != blank
+
     written, inside = (
-        sum(int((~part.isnan()).sum().item()) for part in parts) for parts in (storage.split(CHUNK), lines)
+        sum(int(written_in(part).sum().item()) for part in parts) for parts in (storage.split(CHUNK), lines)
     )
     return written - inside
 
@@ -213,17 +222,18 @@ def some_rows(problem: Problem, device: str) -> torch.Tensor | None:
 
 def reference_of(workload: Workload, inputs: Inputs, rows: torch.Tensor | None) -> torch.Tensor:
     """The right answer in fp64, of some rows or all."""
+    operator = get_operator(workload.operator)
     if rows is None:
-        return MATMUL.reference(workload, inputs)
+        return operator.reference(workload, inputs)
     fewer = dataclasses.replace(workload, dims=FrozenMap({**workload.dims, "M": len(rows)}))
-    return MATMUL.reference(fewer, {**inputs, "a": inputs["a"][rows]})
+    return operator.reference(fewer, {**inputs, "a": inputs["a"][rows]})
 
 
 def judge(loaded: _Loaded) -> Verdict:
     """How the output compares with the reference; errors of the GPU are raised here."""
     if loaded.out.is_cuda:
         torch.cuda.synchronize()
-    tolerance = MATMUL.tolerance(loaded.case.workload)
+    tolerance = get_operator(loaded.case.workload.operator).tolerance(loaded.case.workload)
     if loaded.rows is None:
         return compare(loaded.out, loaded.reference, tolerance)
     for part in loaded.out.split(max(1, CHUNK // max(1, loaded.out.shape[1]))):

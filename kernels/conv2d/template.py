@@ -137,6 +137,16 @@ def gemm_constraints(problem: Problem, device: DeviceSpec, splits: tuple[int, ..
             return f"a thread holds {each:g} accumulators, fewer than 4: too many warps for the tile"
         return over(each, 128, "accumulator registers a thread") if each > 128 else None
 
+    def wide_operands(knobs: Knobs) -> str | None:
+        if problem.element_bytes < 4:
+            return None
+        if number(knobs, "block_k") > 64:
+            return "steps of more than 64 elements of 4 bytes leave too little shared memory for stages"
+        # parts of operands, or operands themselves, stand in registers beside the accumulator
+        each = number(knobs, "block_m") * number(knobs, "block_n") / (32 * number(knobs, "num_warps"))
+        beside = knobs["precision"] in PARTS or knobs["precision"] == "ieee"
+        return over(each, 64, "accumulators a thread beside the operands' parts") if beside else None
+
     def oversize(knobs: Knobs) -> str | None:
         for side, size, least in (("block_m", gemm.m, 32), ("block_n", gemm.n, 32), ("block_k", gemm.k, 32)):
             fitting = max(least, power_over(size))
@@ -158,6 +168,7 @@ def gemm_constraints(problem: Problem, device: DeviceSpec, splits: tuple[int, ..
     return [
         Constraint("matrix_units", matrix_units),
         Constraint("accumulator", accumulator),
+        Constraint("wide_operands", wide_operands),
         Constraint("oversize", oversize),
         Constraint("pipeline", ring),
         Constraint("tiny_tiles", tiny),

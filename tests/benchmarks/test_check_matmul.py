@@ -119,7 +119,7 @@ def check_planted(
 
     names = ("make_inputs", "empty_output", "reference", "tolerance", "vendor")
     fake = SimpleNamespace(plan=plan, **{name: getattr(MATMUL, name) for name in names})
-    monkeypatch.setattr(verify_job, "MATMUL", fake)
+    monkeypatch.setattr(verify_job, "get_operator", lambda name: fake)
     schedule = MATMUL.default_schedule(workload, H100)
     reply: Reply = verify_job.start(0, 0, "cpu")(CheckJob(case, schedule, 0, False))
     return reply.measurements[0]
