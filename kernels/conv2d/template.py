@@ -123,8 +123,14 @@ def split_choices(gemm: Gemm, device: DeviceSpec, most: int) -> tuple[int, ...]:
 def gemm_constraints(problem: Problem, device: DeviceSpec, splits: tuple[int, ...] = (1,)) -> list[Constraint]:
     """Limits of every template that multiplies tiles block_m x block_k and block_k x block_n on the matrix units, with
     the knobs num_warps, num_stages, split_k (of which `splits` are offered) and combine."""
-    gemm = gemm_of(problem)
+    return [
+        *_register_constraints(problem, device),
+        *_tile_constraints(gemm_of(problem)),
+        *split_constraints(problem, device, splits),
+    ]
 
+
+def _register_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
     def matrix_units(knobs: Knobs) -> str | None:
         narrow = problem.element_bytes == 1 and number(knobs, "block_k") < 32
         if narrow:
@@ -147,6 +153,14 @@ def gemm_constraints(problem: Problem, device: DeviceSpec, splits: tuple[int, ..
         beside = knobs["precision"] in PARTS or knobs["precision"] == "ieee"
         return over(each, 64, "accumulators a thread beside the operands' parts") if beside else None
 
+    return [
+        Constraint("matrix_units", matrix_units),
+        Constraint("accumulator", accumulator),
+        Constraint("wide_operands", wide_operands),
+    ]
+
+
+def _tile_constraints(gemm: Gemm) -> list[Constraint]:
     def oversize(knobs: Knobs) -> str | None:
         for side, size, least in (("block_m", gemm.m, 32), ("block_n", gemm.n, 32), ("block_k", gemm.k, 32)):
             fitting = max(least, power_over(size))
@@ -165,15 +179,7 @@ def gemm_constraints(problem: Problem, device: DeviceSpec, splits: tuple[int, ..
         small = count > 4096 and area < min(8192, largest)
         return f"{count} tiles of {area} elements: larger tiles exist" if small else None
 
-    return [
-        Constraint("matrix_units", matrix_units),
-        Constraint("accumulator", accumulator),
-        Constraint("wide_operands", wide_operands),
-        Constraint("oversize", oversize),
-        Constraint("pipeline", ring),
-        Constraint("tiny_tiles", tiny),
-        *split_constraints(problem, device, splits),
-    ]
+    return [Constraint("oversize", oversize), Constraint("pipeline", ring), Constraint("tiny_tiles", tiny)]
 
 
 def split_constraints(problem: Problem, device: DeviceSpec, splits: tuple[int, ...] = (1,)) -> list[Constraint]:
