@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import importlib.util
 import random
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,26 @@ def test_rendered_file_is_right_on_its_own(
     assert {name.partition(".")[0] for name in names} - set(sys.stdlib_module_names) == {"torch", "triton"}
     assert run(source, tmp_path, monkeypatch) == 0
     assert ": right" in capsys.readouterr().out
+
+
+KINDS: list[dict[str, Any]] = [
+    {"image": (2, 64, 16, 16), "kernel": 3, "padding": 1},
+    {"image": (2, 64, 16, 16), "kernel": 1},
+    {"image": (2, 64, 16, 16), "kernel": 3, "padding": 1, "groups": 64},
+    {"image": (2, 64, 16, 16), "kernel": 3, "padding": 1, "groups": 16},
+    {"image": (2, 3, 32, 32), "kernel": 7, "padding": 3, "stride": 2},
+    {"image": (2, 64, 16, 16), "kernel": 3, "direction": "input_gradient"},
+    {"image": (2, 64, 16, 16), "kernel": 3, "direction": "weight_gradient"},
+]
+
+
+@pytest.mark.parametrize("template", sorted(CONV2D.templates))
+def test_every_template_can_be_rendered(template: str) -> None:
+    workloads = (conv2d_workload(**kind, k=64) for kind in KINDS)
+    workload = next(w for w in workloads if len(CONV2D.templates[template].space(w, H100)))
+    source = render(workload, a_schedule(workload, template))
+    assert "kernelwright" not in re.sub("# From kernelwright.*", "", source)
+    compile(source, "kernel.py", "exec")
 
 
 def test_a_wrong_kernel_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
