@@ -20,6 +20,7 @@ from kernelwright.search import Budget, Progress, Runner
 from kernelwright.search.campaign import Campaign, Round, Share, Standing
 from kernelwright.search.shared_model import SharedModel
 from kernelwright.service.answering import Answers
+from kernelwright.service.trial_pages import TrialPages
 from kernelwright.service.tuning import TuneRequest, known_trials, tune_and_store
 from kernelwright.types import Schedule, Trial
 
@@ -55,6 +56,7 @@ class CampaignRun:
         self, store: Store, open_runner: Callable[[], Runner], devices: int, shares: Sequence[Share], plan: Plan
     ) -> None:
         self._store, self._open, self._plan = store, open_runner, plan
+        self._pages = TrialPages(store)
         self._models: dict[str, CostModel] = {}
         runner = open_runner()
         self.device = runner.device
@@ -87,6 +89,7 @@ class CampaignRun:
             thread.join(max(0.0, end - time.monotonic()))
         if any(thread.is_alive() for thread in self._threads):
             return False
+        self.close()
         if self.error is not None:
             raise self.error
         return True
@@ -99,22 +102,35 @@ class CampaignRun:
         for thread in self._threads:
             if thread.ident is not None:
                 thread.join()
+        self.close()
+
+    def close(self) -> None:
+        """Store the last trials; closing twice is harmless."""
+        self._pages.close()
 
     def _work(self) -> None:
         try:
             runner = self._open()
-            while (standing := self._take()) is not None:
-                try:
-                    self._round(runner, standing)
-                finally:
-                    with self._changed:
-                        self._busy = [one for one in self._busy if one is not standing]
-                        self._changed.notify_all()
+            while self.step(runner):
+                pass
         except _Stopped:
             return
         except BaseException as error:
             self.error = self.error or error
             self._stop.set()
+
+    def step(self, runner: Runner) -> bool:
+        """Do the round that is most worth it, in this thread; whether there was one."""
+        standing = self._take()
+        if standing is None:
+            return False
+        try:
+            self._round(runner, standing)
+        finally:
+            with self._changed:
+                self._busy = [one for one in self._busy if one is not standing]
+                self._changed.notify_all()
+        return True
 
     def _take(self) -> Standing | None:
         """The next workload, waiting for rounds under way, after which there may be more to do."""
@@ -137,7 +153,7 @@ class CampaignRun:
         request = TuneRequest(workload, self._plan.strategy, budget, self._plan.seed, None, self._plan.models, model)
         began = time.monotonic()
         try:
-            result = tune_and_store(self._store, runner, request, self._on_trial)
+            result = tune_and_store(self._pages, runner, request, self._on_trial)
         except (NoWorkingSchedule, UsageError) as error:
             # A budget that ran out before the first trial is no failure of the workload.
             if self._end is None or time.monotonic() < self._end:

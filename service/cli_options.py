@@ -32,6 +32,11 @@ Url = Annotated[
     str | None, typer.Option("--url", help="Ask this service instead of a database. [default: KERNELWRIGHT_URL]")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON on standard output, and nothing else.")]
+RunnerName = Annotated[str, typer.Option("--runner", help="local (GPUs of this machine) or ray (a cluster).")]
+Address = Annotated[str | None, typer.Option("--address", help="Address of the Ray cluster, such as host:6379.")]
+DeviceCount = Annotated[
+    int | None, typer.Option("--devices", min=1, help="Most devices that work together. [default: all there are]")
+]
 
 
 def workload_args(

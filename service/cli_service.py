@@ -17,7 +17,9 @@ from kernelwright.db import Job, Store
 from kernelwright.errors import UsageError
 from kernelwright.search import Runner, open_runner
 from kernelwright.service import cli_options as options
+from kernelwright.service.cli_fleet import Where, open_fleet
 from kernelwright.service.cli_output import print_json, to_stderr
+from kernelwright.service.crew import Crew
 from kernelwright.service.demo import demonstration
 from kernelwright.service.device_args import parse_device
 from kernelwright.service.logs import configure_logs
@@ -122,10 +124,26 @@ def _server(settings: Settings, app: FastAPI) -> uvicorn.Server:
     )
 
 
-def worker(once: Once = False, device: Devices = None, db: options.Database = None, json: options.Json = False) -> None:
-    """Take tuning jobs from the queue until told to stop; SIGTERM ends it after the present trial."""
+def worker(
+    once: Once = False,
+    device: Devices = None,
+    runner: options.RunnerName = "local",
+    address: options.Address = None,
+    devices: options.DeviceCount = None,
+    db: options.Database = None,
+    json: options.Json = False,
+) -> None:
+    """Take tuning jobs from the queue until told to stop; SIGTERM ends it after the present trial.
+
+    With --runner ray or --devices, as many jobs at once as there are devices of the kind that --device names.
+    """
     settings = load_settings(db=db)
     configure_logs(settings.log_level, settings.log_format)
+    if runner != "local" or devices is not None:
+        if once:
+            raise UsageError("--once is for a worker of one device; leave it out with --runner ray or --devices")
+        _work_with(settings, Where(",".join(device or ["cuda"]), runner, address, devices), device)
+        return
     with Store.open(settings.db) as store:
         one = Worker(store, _worker_options(settings, device), _opener(settings))
         with stopped_by_signals(one):
@@ -135,6 +153,14 @@ def worker(once: Once = False, device: Devices = None, db: options.Database = No
             taken = one.run_once()
         job = store.get_job(taken.id) if taken else None
     _tell(job, json)
+
+
+def _work_with(settings: Settings, where: Where, devices: list[str] | None) -> None:
+    """Feed a fleet from the queue until a signal comes."""
+    with Store.open(settings.db) as store, open_fleet(where, settings) as (fleet, builders):
+        crew = Crew(store, fleet, builders, _worker_options(settings, devices))
+        with stopped_by_signals(crew):
+            crew.run()
 
 
 def _worker_options(settings: Settings, devices: list[str] | None) -> WorkerOptions:

@@ -41,11 +41,6 @@ Worth = Annotated[
         "--worth", min=0, help="Of many workloads, end when a device-minute saves less than so many % of a step."
     ),
 ]
-RunnerName = Annotated[str, typer.Option("--runner", help="local (GPUs of this machine) or ray (a cluster).")]
-Address = Annotated[str | None, typer.Option("--address", help="Address of the Ray cluster, such as host:6379.")]
-Devices = Annotated[
-    int | None, typer.Option("--devices", min=1, help="Most devices that work together. [default: all there are]")
-]
 
 
 def tune(
@@ -67,9 +62,9 @@ def tune(
     exhaustive: Exhaustive = False,
     workloads: Workloads = None,
     worth: Worth = 0.01,
-    runner: RunnerName = "local",
-    address: Address = None,
-    devices: Devices = None,
+    runner: options.RunnerName = "local",
+    address: options.Address = None,
+    devices: options.DeviceCount = None,
     db: options.Database = None,
     json: options.Json = False,
 ) -> None:

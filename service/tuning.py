@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Protocol
 
 from kernelwright.cost_model import own_model
 from kernelwright.cost_model.model import CostModel
-from kernelwright.db import Store
 from kernelwright.kernels import get_operator
 from kernelwright.search import Budget, Progress, Runner, Session, make_strategy
 from kernelwright.search.runner import RecordedCode
@@ -18,6 +18,29 @@ from kernelwright.types import VENDOR_TEMPLATE, Trial, TuningRecord, Workload
 
 OnTrial = Callable[[Trial, Progress], None]
 """Told after each trial was stored; what it raises ends the run, and the stored trials stay."""
+
+
+class TrialKeeper(Protocol):
+    """What a search needs of a store; `kernelwright.db.Store` has it."""
+
+    def add_trial(self, trial: Trial, *, job_id: str | None = None) -> object:
+        """Keep a trial."""
+        ...
+
+    def trials(
+        self,
+        workload_key: str | None = None,
+        device_key: str | None = None,
+        toolchain_key: str | None = None,
+        *,
+        trusted: bool = False,
+    ) -> Iterable[Trial]:
+        """The trials that meet all conditions; trusted: without those imported that nobody vouches for."""
+        ...
+
+    def put_winner(self, record: TuningRecord) -> object:
+        """Keep the outcome of a search."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +68,7 @@ class TuneResult:
     seconds: float
 
 
-def tune_and_store(store: Store, runner: Runner, request: TuneRequest, on_trial: OnTrial) -> TuneResult:
+def tune_and_store(store: TrialKeeper, runner: Runner, request: TuneRequest, on_trial: OnTrial) -> TuneResult:
     """Search, store every trial as it comes, store the winner.
 
     Trials that the store holds already are not measured again, so that an interrupted run goes on where it stopped.
@@ -67,7 +90,7 @@ def tune_and_store(store: Store, runner: Runner, request: TuneRequest, on_trial:
     return TuneResult(record, new, len(known), failed, time.monotonic() - start)
 
 
-def known_trials(store: Store, runner: Runner, workload: Workload) -> list[Trial]:
+def known_trials(store: TrialKeeper, runner: Runner, workload: Workload) -> list[Trial]:
     """The stored trials that a run on this runner need not repeat: same device, toolchain and template sources.
 
     Those that were imported without a valid signature are not among them.

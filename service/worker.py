@@ -12,6 +12,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Protocol
 
 from kernelwright.db import Job, Store
 from kernelwright.errors import DatabaseError, KernelwrightError
@@ -149,8 +150,16 @@ class Worker:
             thread.join()
 
 
+class Stoppable(Protocol):
+    """What a signal can stop."""
+
+    def stop(self) -> None:
+        """End soon; called from a signal handler."""
+        ...
+
+
 @contextlib.contextmanager
-def stopped_by_signals(worker: Worker) -> Iterator[None]:
+def stopped_by_signals(worker: Stoppable) -> Iterator[None]:
     """Inside, SIGTERM and SIGINT stop the worker gracefully; only for the main thread."""
     numbers = (signal.SIGTERM, signal.SIGINT)
     before = {number: signal.signal(number, lambda *_: worker.stop()) for number in numbers}

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from kernelwright.db import Store
+from kernelwright.errors import DatabaseUnavailable
 from kernelwright.search import save_recorded
 from kernelwright.search.campaign import Share
 from kernelwright.search.fleet_runner import FleetRunner
@@ -135,16 +136,15 @@ def test_one_that_cannot_be_tuned_leaves_the_others(store: Store, fleet: Any, sh
 def test_stopped_midway_it_goes_on(store: Store, fleet: Any, shares: list[Share], monkeypatch: Any) -> None:
     plan = Plan("random", trials=16, worth=0)
     run = run_of(store, fleet, shares, plan)
-    count = store.add_trial
+    count = run._on_trial
 
-    def stop_at_ten(trial: Any, **more: Any) -> Any:
+    def stop_at_ten(trial: Any, progress: Any) -> None:
         if run.trials >= 10:
             run._stop.set()
-        return count(trial, **more)
+        count(trial, progress)
 
-    monkeypatch.setattr(store, "add_trial", stop_at_ten)
+    monkeypatch.setattr(run, "_on_trial", stop_at_ten)
     done(run)
-    monkeypatch.undo()
     kept = len(list(store.trials()))
     assert 10 <= kept < 20 and run.trials == kept
     second = done(run_of(store, fleet, shares, plan))
@@ -153,9 +153,11 @@ def test_stopped_midway_it_goes_on(store: Store, fleet: Any, shares: list[Share]
 
 def test_the_budget_goes_where_most_is_to_be_saved(store: Store, fleet: Any, shares: list[Share]) -> None:
     heavy = dataclasses.replace(shares[2], calls=5000.0)
-    run = done(run_of(store, fleet, [*shares[:2], heavy], Plan("random", worth=0.001)))
-    trials = {standing.share.workload: standing.trials for standing in run.campaign.standings}
-    assert trials[heavy.workload] == max(trials.values()) > trials[shares[1].workload]
+    run = run_of(store, fleet, [*shares[:2], heavy], Plan("random", worth=0))
+    assert run.step(FleetRunner(fleet, "h100"))
+    assert [standing.trials for standing in run.campaign.standings] == [0, 0, 16]
+    run.close()
+    assert done(run_of(store, fleet, shares, Plan("random", worth=1e9))).trials == 0
 
 
 def test_the_same_winners_with_one_shared_model(store: Store, fleet: Any, shares: list[Share]) -> None:
@@ -165,6 +167,17 @@ def test_the_same_winners_with_one_shared_model(store: Store, fleet: Any, shares
         assert standing.best_us is not None
         best[standing.share.workload] = standing.best_us
     assert all(time_us <= 150.0 for time_us in best.values())
+
+
+def test_a_database_that_fails_ends_the_run(store: Store, fleet: Any, shares: list[Share], monkeypatch: Any) -> None:
+    def refuse(trials: Any) -> None:
+        raise DatabaseUnavailable("disk full")
+
+    run = run_of(store, fleet, shares, Plan("random", trials=16, worth=0))
+    monkeypatch.setattr(store, "add_trials", refuse)
+    run.start()
+    with pytest.raises(DatabaseUnavailable, match="disk full"):
+        run.wait(60)
 
 
 def test_a_lost_fleet_ends_the_run_and_keeps_the_trials(store: Store, fleet: Any, shares: list[Share]) -> None:
