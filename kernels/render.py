@@ -14,12 +14,13 @@ from typing import Any
 
 from kernelwright.errors import IllegalSchedule, UsageError
 from kernelwright.kernels import get_operator
+from kernelwright.kernels.attention import rendered as attention
 from kernelwright.kernels.conv2d import rendered as conv2d
 from kernelwright.kernels.matmul import rendered as matmul
 from kernelwright.kernels.source import kernel_sources
 from kernelwright.types import VENDOR_TEMPLATE, Schedule, Workload
 
-_AROUND: Mapping[str, Any] = {"matmul": matmul, "conv2d": conv2d}
+_AROUND: Mapping[str, Any] = {"matmul": matmul, "conv2d": conv2d, "attention": attention}
 """What stands around a kernel, by operator: a module with a TITLE, `constants` and `harness`."""
 
 _HARNESS_IMPORTS = ("import argparse", "import sys", "import torch", "import triton")

@@ -188,58 +188,15 @@ class Simulation:
 
     def _names(self, machine: Machine, program: int, passed_by: list[Barrier] | None) -> dict[str, Any]:
         """What the kernel's functions see in place of Gluon."""
-        flying: dict[int, list[Flying]] = {}
-        saving: list[Any] = []
-
-        def load(source: Descriptor, place: list[int], barrier: Barrier, slot: View) -> None:
-            machine.pause()
-            box = source.read(place, slot.shape[2])
-
-            def land() -> None:
-                slot.store(box)
-                barrier.bytes -= box.size * 2
-                barrier.settle()
-
-            machine.copies.append(land)
-
-        def save(target: Descriptor, place: list[int], source: View) -> None:
-            machine.pause()
-            then, key = source.read().copy(), object()
-            saving.append(key)
-
-            def land() -> None:
-                assert np.array_equal(source.read(), then), "a result was overwritten before it was saved"
-                target.write(place, then)
-                saving.remove(key)
-
-            machine.copies.append(land)
-
-        def multiply(a: Any, b: View, acc: Any, use_acc: bool = True, is_async: bool = False) -> Flying:
-            machine.pause()
-            product = Flying(a, b, acc, use_acc)
-            flying.setdefault(machine_thread(), []).append(product)
-            return product
-
-        def settle(left: int, deps: tuple[Flying, ...]) -> Any:
-            machine.pause()
-            mine = flying[machine_thread()]
-            while len(mine) > left:
-                mine.pop(0).finish()
-            assert all(x.done for x in deps), "a product is used before it has ended"
-            return deps[0].value if len(deps) == 1 else tuple(x.value for x in deps)
-
         names = {
             "gl": language(program, self.programs),
             "mbarrier": self._barriers(machine, passed_by),
-            "tma": types.SimpleNamespace(store_wait=lambda left: machine.pause(lambda: not saving)),
-            "fa_load": load,
-            "fa_save": save,
             "fa_barrier": machine.pause,
             "fence_async_shared": machine.pause,
-            "warpgroup_mma": multiply,
-            "warpgroup_mma_wait": settle,
             "range": range,
             "float": float,
+            **copies(machine),
+            **products(machine),
         }
         for module in (importlib.import_module(f"kernelwright.kernels.attention.{name}") for name in MODULES):
             for name, value in vars(module).items():
@@ -262,6 +219,58 @@ class Simulation:
             barrier.arrive(count)
 
         return types.SimpleNamespace(wait=wait, expect=expect, arrive=arrive)
+
+
+def copies(machine: Machine) -> dict[str, Any]:
+    """The copy engine: copies land when they will, and a reader that must not be too early waits for them."""
+    saving: list[Any] = []
+
+    def load(source: Descriptor, place: list[int], barrier: Barrier, slot: View) -> None:
+        machine.pause()
+        box = source.read(place, slot.shape[2])
+
+        def land() -> None:
+            slot.store(box)
+            barrier.bytes -= box.size * 2
+            barrier.settle()
+
+        machine.copies.append(land)
+
+    def save(target: Descriptor, place: list[int], source: View) -> None:
+        machine.pause()
+        then, key = source.read().copy(), object()
+        saving.append(key)
+
+        def land() -> None:
+            assert np.array_equal(source.read(), then), "a result was overwritten before it was saved"
+            target.write(place, then)
+            saving.remove(key)
+
+        machine.copies.append(land)
+
+    store = types.SimpleNamespace(store_wait=lambda left: machine.pause(lambda: not saving))
+    return {"fa_load": load, "fa_save": save, "tma": store}
+
+
+def products(machine: Machine) -> dict[str, Any]:
+    """The tensor cores: products of one partition end in order."""
+    flying: dict[int, list[Flying]] = {}
+
+    def multiply(a: Any, b: View, acc: Any, use_acc: bool = True, is_async: bool = False) -> Flying:
+        machine.pause()
+        product = Flying(a, b, acc, use_acc)
+        flying.setdefault(machine_thread(), []).append(product)
+        return product
+
+    def settle(left: int, deps: tuple[Flying, ...]) -> Any:
+        machine.pause()
+        mine = flying[machine_thread()]
+        while len(mine) > left:
+            mine.pop(0).finish()
+        assert all(x.done for x in deps), "a product is used before it has ended"
+        return deps[0].value if len(deps) == 1 else tuple(x.value for x in deps)
+
+    return {"warpgroup_mma": multiply, "warpgroup_mma_wait": settle}
 
 
 def machine_thread() -> int:
