@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from kernelwright.kernels.conv2d.conv_epilogue_kernel import conv_chain, finish_conv, image_places
+from kernelwright.kernels.conv2d.conv_reduce_kernel import reach_of
 from kernelwright.kernels.matmul.epilogue_kernel import tile_of
 from kernelwright.kernels.matmul.product_kernel import dot_precision, product
 
@@ -61,12 +62,12 @@ def conv2d_stem(
     C: tl.constexpr, R: tl.constexpr, S: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     PAD_H: tl.constexpr, PAD_W: tl.constexpr, DILATION_H: tl.constexpr, DILATION_W: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
-    REDUCTION: tl.constexpr, LAST: tl.constexpr, CHUNKS: tl.constexpr, UNROLL: tl.constexpr, PRECISION: tl.constexpr,
-    SUM: tl.constexpr, STEPS: tl.constexpr,
+    REDUCTION: tl.constexpr, LAST: tl.constexpr, CHUNKS: tl.constexpr, UNROLL: tl.constexpr, INDEX: tl.constexpr,
+    PRECISION: tl.constexpr, SUM: tl.constexpr, STEPS: tl.constexpr,
 ):  # fmt: skip
     """One tile of the result; ROWS pixels by COLS channels in all."""
     tile_m, tile_n = tile_of(tl.program_id(0), tl.cdiv(ROWS, BLOCK_M), tl.cdiv(COLS, BLOCK_N), GROUP_M)
-    pixels = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    pixels = tile_m.to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)
     cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
     q = (pixels % OUT_W).to(tl.int32)
     p = (pixels // OUT_W % OUT_H).to(tl.int32)
@@ -74,7 +75,7 @@ def conv2d_stem(
     row_inside, col_inside = pixels < ROWS, cols < COLS
     y = p * STRIDE_H - PAD_H
     z = q * STRIDE_W - PAD_W
-    rows = n * x_strides[0] + y.to(tl.int64) * x_strides[2] + z.to(tl.int64) * x_strides[3]
+    rows = n * x_strides[0] + y.to(INDEX) * x_strides[2] + z.to(INDEX) * x_strides[3]
     acc = tl.zeros((BLOCK_M, BLOCK_N), SUM)
     if UNROLL:
         for chunk in tl.static_range(CHUNKS):
@@ -111,8 +112,8 @@ def plan(inputs, out, knobs, attributes, epilogue):
     args = (
         x, weight, out, operands, x.stride(), weight.stride(), out.stride(), rows, cols, *x.shape[2:], *out.shape[2:],
         c, r, s, *pairs, knobs["block_m"], knobs["block_n"], block_k, 8, knobs["reduction"], last, chunks,
-        bool(knobs["unroll"]), dot_precision(knobs["precision"], x),
-        tl.int32 if x.dtype == torch.int8 else tl.float32, steps,
+        bool(knobs["unroll"]), tl.int64 if max(rows, reach_of(x)) >= 2**31 - 2**16 else tl.int32,
+        dot_precision(knobs["precision"], x), tl.int32 if x.dtype == torch.int8 else tl.float32, steps,
     )  # fmt: skip
     grid = (triton.cdiv(rows, knobs["block_m"]) * triton.cdiv(cols, knobs["block_n"]),)
     options = {"num_warps": knobs["num_warps"], "num_stages": knobs["num_stages"]}
