@@ -1,0 +1,78 @@
+"""What the compiler makes of convolution schedules for GPUs that are not here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from kernelwright.kernels.build import BuildPool
+from kernelwright.kernels.conv2d.operator import CONV2D
+from kernelwright.kernels.conv2d.workload import conv2d_workload
+from kernelwright.kernels.device import named_device
+from kernelwright.types import Scalar, Schedule, Workload
+
+H100 = named_device("h100")
+BN = ("scale_vec", "bias", "relu")
+
+DENSE = conv2d_workload((32, 256, 14, 14), 256, 3, epilogue=BN, padding=1)
+DEPTHWISE = conv2d_workload((32, 128, 56, 56), 128, 7, epilogue=("bias",), padding=3, groups=128)
+GROUPED = conv2d_workload((32, 128, 56, 56), 128, 3, epilogue=BN, padding=1, groups=32)
+FIRST = conv2d_workload((32, 3, 224, 224), 64, 7, epilogue=BN, stride=2, padding=3)
+STRIDED = conv2d_workload((64, 256, 28, 28), 256, 3, stride=2, padding=1, direction="input_gradient")
+
+CASES: dict[str, tuple[Workload, dict[str, Scalar]]] = {
+    "implicit_gemm_tma": (DENSE, {"block_m": 128, "block_n": 128, "block_k": 64, "num_warps": 8, "num_stages": 4}),
+    "implicit_gemm_warp_specialized": (DENSE, {"mode": "cooperative", "block_m": 128, "block_n": 256, "num_stages": 3}),
+    "depthwise": (DEPTHWISE, {"tile": 8, "block_v": 8, "block_c": 64, "num_warps": 4, "unroll": 0, "pack": 1}),
+    "grouped_direct": (GROUPED, {"block_m": 128, "span": 8, "num_warps": 8, "num_stages": 3}),
+    "stem": (FIRST, {"block_m": 128, "block_n": 64, "num_warps": 8, "reduction": "runs", "unroll": 0}),
+}
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BuildPool]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        with BuildPool(1) as pool:
+            yield pool
+
+
+def member(template: str, workload: Workload, wanted: dict[str, Scalar], device: Any = H100) -> Schedule:
+    space = CONV2D.templates[template].space(workload, device)
+    return next(s for s in space if all(s.knobs[name] == value for name, value in wanted.items()))
+
+
+@pytest.mark.parametrize("template", CASES)
+def test_good_schedules_build_without_spills(pool: BuildPool, template: str) -> None:
+    workload, wanted = CASES[template]
+    schedule = member(template, workload, wanted)
+    report = pool.build(workload, schedule, H100, keep_artifact=True)
+    assert report.spills == 0
+    estimate = CONV2D.templates[template].shared_bytes(workload, schedule)
+    assert report.shared_bytes <= 1.25 * estimate + 8192
+    code = " ".join(str(text) for name, text in report.artifact.items() if name.endswith(".ptx"))
+    assert ("wgmma.mma_async" in code) == (template != "depthwise")
+    assert ("cp.async.bulk.tensor" in code) == template.startswith("implicit_gemm_")
+
+
+def test_classes_of_a_strided_gradient_build_by_specialised_warps(pool: BuildPool) -> None:
+    template = "implicit_gemm_warp_specialized"
+    report = pool.build(STRIDED, member(template, STRIDED, {"block_m": 128, "block_n": 128}), H100)
+    assert report.spills == 0
+
+
+@pytest.mark.parametrize("device", ["a100", "mi300x"])
+def test_portable_templates_build_elsewhere(pool: BuildPool, device: str) -> None:
+    target = named_device(device)
+    for template in ("depthwise", "grouped_direct"):
+        workload, wanted = CASES[template]
+        report = pool.build(workload, member(template, workload, wanted, target), target)
+        assert report.registers > 0
+
+
+def test_spaces_of_several_templates_make_the_operators() -> None:
+    shares = {name: len(template.space(DENSE, H100)) for name, template in CONV2D.templates.items()}
+    assert shares["implicit_gemm_tma"] > 100 and shares["implicit_gemm_warp_specialized"] > 20
+    assert not any(shares[name] for name in ("depthwise", "grouped_direct", "stem"))
