@@ -71,7 +71,7 @@ def _axes(problem: Problem, knobs: Knobs) -> tuple[int, int]:
 
 def _walked(problem: Problem) -> tuple[int, int]:
     """Rows and columns of the image whose pixels are dealt out to programs."""
-    return problem.out_size if problem.result == "w" else problem.shapes[problem.result][2:]  # type: ignore[return-value]
+    return problem.out_size if problem.result == "w" else problem.shapes[problem.result][2:]
 
 
 def _rows(problem: Problem, axis: int) -> int:

@@ -194,7 +194,7 @@ def conv2d_depthwise_weight(
         for place in tl.static_range(TILE):
             there = inside & (u + place < U)
             d_one = tl.load(d_places + (u + place).to(INDEX) * stride_du, mask=there, other=0.0)
-            d = d + (d_one.to(tl.float32),)
+            d = d + (d_one.to(tl.float32),)  # type: ignore[assignment]
         for i in tl.static_range(ROWS):
             v_in = v * STRIDE_V + ((row + i) * DILATION_V - PAD_V)
             acc = depthwise_weight_row(

@@ -384,7 +384,8 @@ def plan(inputs, out, knobs, attributes, epilogue):
     store, out_desc = "pointer", None
     if steps == (1, 1) and stored_by_tma(out):
         width = 128 // out.element_size()
-        store, out_desc = "tma", swizzled(out, *result_view(out), [*out_tile, width])
+        store, (out_sizes, out_strides) = "tma", result_view(out)
+        out_desc = swizzled(out, out_sizes, out_strides, [*out_tile, width])
     chain, operands = conv_chain(inputs, epilogue)
     args = (
         swizzled(viewed, sizes, strides, box),

@@ -52,7 +52,7 @@ def zeros_tuple(COUNT: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, SUM
     """COUNT accumulators [ROWS, COLS]."""
     items = ()
     for _ in tl.static_range(COUNT):
-        items = items + (tl.zeros((ROWS, COLS), SUM),)
+        items = items + (tl.zeros((ROWS, COLS), SUM),)  # type: ignore[assignment]
     return items
 
 
