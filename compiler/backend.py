@@ -128,7 +128,7 @@ def _answers(ours: Options) -> tuple[Callable[[Workload], Answer], str | None]:
     """A source of answers, and what identifies its present state (None where nothing does)."""
     if ours.answers is not None:
         return ours.answers, None
-    found = _known_answers(ours)
+    found = known_answers(ours)
     store = default_store()
     if store is None:
         return found, found.state
@@ -136,7 +136,7 @@ def _answers(ours: Options) -> tuple[Callable[[Workload], Answer], str | None]:
     return agreed, agreed.state
 
 
-def _known_answers(ours: Options) -> Answers:
+def known_answers(ours: Options) -> Answers:
     """The answers of the database and, where there is one, of the service; with a service no database is needed."""
     db, url = ours.db or os.environ.get("KERNELWRIGHT_DB"), ours.url or os.environ.get("KERNELWRIGHT_URL")
     if not url:

@@ -27,31 +27,39 @@ DEVICES = ("cuda", "cpu", "meta")
 """Device types on which the pass looks for products while it collects."""
 
 
+def visit(
+    model: Callable[..., Any], inputs: Sequence[Any], keywords: Mapping[str, Any] | None, look: Callable[[Graph], None]
+) -> None:
+    """Run one step of the model (forward, and backward where it takes gradients) as it is, and show `look` each graph
+    that the backend's pass would see, forward and backward together."""
+    torch._dynamo.reset()
+    result = torch.compile(model, backend=_backend(look), dynamic=False)(*inputs, **(keywords or {}))
+    if isinstance(result, torch.Tensor) and result.requires_grad:
+        result.sum().backward()
+
+
 def collect_workloads(
     model: Callable[..., Any], inputs: Sequence[Any], keywords: Mapping[str, Any] | None = None
 ) -> tuple[Counter[Workload], list[str]]:
-    """Calls by workload in one step of the model (forward, and backward where it takes gradients), and why the other
-    products have none."""
+    """Calls by workload in one step of the model, and why the other products have none."""
     found: Counter[Workload] = Counter()
     left_out: list[str] = []
-    torch._dynamo.reset()
-    compiled = torch.compile(model, backend=_backend(found, left_out), dynamic=False)
-    result = compiled(*inputs, **(keywords or {}))
-    if isinstance(result, torch.Tensor) and result.requires_grad:
-        result.sum().backward()
+    visit(model, inputs, keywords, lambda graph: _count(graph, found, left_out))
     return found, left_out
 
 
 def collect_file(target: str) -> tuple[list[dict[str, Any]], list[str]]:
-    """The same of a Python file, as entries of a list of workloads with their calls.
+    """The same of a Python file (see `load_model`), as entries of a list of workloads with their calls."""
+    found, left_out = collect_workloads(*load_model(target))
+    return [{"workload": workload.to_json(), "calls": calls} for workload, calls in found.items()], left_out
 
-    target: "model.py", which has `model` and `inputs` (a tensor or a tuple of them), or "model.py:make", a function
-    that returns both. UsageError when it has not.
-    """
+
+def load_model(target: str) -> tuple[Callable[..., Any], Sequence[Any]]:
+    """A model and its inputs from "model.py", which has `model` and `inputs` (a tensor or a tuple of them), or
+    "model.py:make", a function that returns both. UsageError when it has not."""
     path, _, name = target.partition(":")
     model, inputs = _load(Path(path), name)
-    found, left_out = collect_workloads(model, inputs if isinstance(inputs, tuple | list) else (inputs,))
-    return [{"workload": workload.to_json(), "calls": calls} for workload, calls in found.items()], left_out
+    return model, inputs if isinstance(inputs, tuple | list) else (inputs,)
 
 
 def _load(path: Path, name: str) -> tuple[Callable[..., Any], Any]:
@@ -72,15 +80,15 @@ def _load(path: Path, name: str) -> tuple[Callable[..., Any], Any]:
     return getattr(module, name)() if name else (module.model, module.inputs)
 
 
-def _backend(found: Counter[Workload], left_out: list[str]) -> Callable[..., Any]:
-    """A backend that runs graphs as they are, after it has looked at forward and backward together."""
+def _backend(look: Callable[[Graph], None]) -> Callable[..., Any]:
+    """A backend that runs graphs as they are, after it has shown forward and backward together."""
 
-    def look(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        _count(graph.graph, found, left_out)
+    def inference(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        look(graph.graph)
         return make_boxed_func(graph.forward)
 
     def partition(joint: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
-        _count(joint.graph, found, left_out)
+        look(joint.graph)
         return default_partition(joint, inputs, **options)
 
     def run(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
@@ -88,7 +96,7 @@ def _backend(found: Counter[Workload], left_out: list[str]) -> Callable[..., Any
 
     table = select_decomp_table()
     return aot_autograd(
-        fw_compiler=run, bw_compiler=run, inference_compiler=look, partition_fn=partition, decompositions=table
+        fw_compiler=run, bw_compiler=run, inference_compiler=inference, partition_fn=partition, decompositions=table
     )
 
 

@@ -13,6 +13,7 @@ from kernelwright.errors import KernelwrightError, UsageError
 from kernelwright.service import (
     cli_data,
     cli_evaluate,
+    cli_explain,
     cli_keys,
     cli_model,
     cli_query,
@@ -49,6 +50,7 @@ def _root(
 app.command("tune")(cli_tune.tune)
 app.command("query")(cli_query.query)
 app.command("source")(cli_query.source)
+app.command("explain")(cli_explain.explain)
 app.command("serve")(cli_service.serve)
 app.command("worker")(cli_service.worker)
 app.command("devices")(cli_data.devices)

@@ -1,0 +1,79 @@
+"""What the backend would do with a model is told without a GPU and without compiling, as a table, a page and JSON."""
+
+from __future__ import annotations
+
+import json
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from kernelwright.compiler.explain import explain, explain_file
+from kernelwright.db.store import Store
+from kernelwright.kernels.matmul.workload import matmul_workload
+from kernelwright.service.cli import main
+from kernelwright.types import TuningRecord
+
+MODEL = """
+import torch
+layers = [torch.nn.Linear(64, 64, dtype=torch.float16) for _ in range(2)]
+model = torch.nn.Sequential(*layers, torch.nn.Linear(64, 32, bias=False, dtype=torch.float16)).requires_grad_(False)
+inputs = torch.zeros(16, 64, dtype=torch.float16)
+"""
+Maker = Callable[..., TuningRecord]
+
+
+@pytest.fixture
+def target(tmp_path: Path) -> str:
+    file = tmp_path / "model.py"
+    file.write_text(MODEL, encoding="utf-8")
+    return str(file)
+
+
+@pytest.fixture
+def db(tmp_path: Path, record_of: Maker) -> str:
+    url = f"sqlite:///{tmp_path / 'records.db'}"
+    with Store.open(url) as store:
+        store.put_winner(record_of(matmul_workload(16, 64, 64, "fp16", epilogue=("bias",))))
+        store.put_winner(record_of(matmul_workload(16, 32, 64, "fp16"), ours_us=120.0))
+    return url
+
+
+def test_forward_and_backward_are_explained_and_left_alone(recorder: Any) -> None:
+    layer, x = torch.nn.Linear(8, 8), torch.randn(4, 8)
+    report = explain(layer, [x], recorder(), ("measured",))
+    assert len(report.replaced) == len(report.decisions) == 2
+    assert layer.weight.grad is not None
+    torch.testing.assert_close(layer.weight.grad, x.sum(0).expand(8, 8))
+
+
+def test_the_same_products_are_counted_together(target: str, db: str) -> None:
+    found = explain_file({"target": target, "device": "h100", "db": db, "url": None})
+    first, second = found["products"]
+    assert (first["calls"], first["replaced"], first["saved_us"]) == (2, True, 100.0)
+    assert (second["calls"], second["replaced"], second["saved_us"]) == (1, False, 0.0)
+    assert "torch.mm" in second["reason"] and found["warnings"] == []
+
+
+def test_the_command_prints_a_table_json_and_a_page(
+    target: str, db: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "page.html"
+    with pytest.raises(SystemExit) as ended:
+        main(["explain", target, "--db", db, "--html", str(page), "--json"])
+    assert ended.value.code == 0
+    assert [product["calls"] for product in json.loads(capsys.readouterr().out)["products"]] == [2, 1]
+    text = page.read_text(encoding="utf-8")
+    assert "2 of 3 matrix products replaced, 100.0 us a step" in text
+    table = text[text.index("<table>") : text.index("</table>") + len("</table>")]
+    rows = [["".join(cell.itertext()) for cell in row] for row in ElementTree.fromstring(table).iter("tr")]
+    assert rows[1][0] == "2" and rows[1][2:6] == ["our kernel", "50.00 us", "100.00 us", "100.00 us"]
+
+
+def test_a_file_that_is_no_model_is_misuse(tmp_path: Path, db: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["explain", str(tmp_path / "none.py"), "--db", db])
+    assert ended.value.code == 2 and "must be a Python file" in capsys.readouterr().err
