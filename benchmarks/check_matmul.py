@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import attention_problems
 import conv2d_problems
 import report
 from matmul_cases import coverage, label
@@ -44,8 +45,12 @@ HARMLESS = (Status.OK, Status.OUT_OF_RESOURCES)
 """Not counted as failures beside schedules that work: spaces estimate shared memory, and the compiler has the last
 word."""
 
-GROUPS: Mapping[str, Callable[[Workload], str]] = {"matmul": group, "conv2d": conv2d_problems.group}
-LABELS: Mapping[str, Callable[[Workload], str]] = {"matmul": label, "conv2d": str}
+GROUPS: Mapping[str, Callable[[Workload], str]] = {
+    "matmul": group,
+    "conv2d": conv2d_problems.group,
+    "attention": attention_problems.group,
+}
+LABELS: Mapping[str, Callable[[Workload], str]] = {"matmul": label, "conv2d": str, "attention": str}
 """The group under which results of an operator are summed up, and how its workloads are told in a line."""
 
 CasesOf = Callable[[Sequence[str], str], list[Case]]

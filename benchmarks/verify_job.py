@@ -1,4 +1,4 @@
-"""What the child process of check_matmul and check_conv2d does: run schedules of a case and compare them with fp64.
+"""What the child process of the check_ scripts does: run schedules of a case and compare them with fp64.
 
 Harder than a tuning trial: the launches run again, the gaps between an output's rows must stay untouched, results that
 must overflow have to, and outputs too large for an fp64 copy are compared in some rows and scanned in all.
@@ -15,7 +15,7 @@ import torch
 
 from kernelwright.kernels import get_operator
 from kernelwright.kernels.matmul.workload import OPERANDS, Problem, problem_of
-from kernelwright.kernels.operator import Inputs, launch_all
+from kernelwright.kernels.operator import Inputs, Result, launch_all
 from kernelwright.search.failures import failed, failure_of, poisons_process
 from kernelwright.search.measure_job import Reply
 from kernelwright.search.timing import SCREEN, Timer, median
@@ -70,9 +70,9 @@ class _Loaded:
 
     case: Case
     inputs: Inputs
-    out: torch.Tensor
+    out: Result
     rows: torch.Tensor | None
-    reference: torch.Tensor
+    reference: Result
 
 
 def start(device_index: int, l2_bytes: int, device: str = "cuda") -> Callable[[LoadJob | CheckJob], Reply]:
@@ -116,24 +116,23 @@ class _Worker:
         return Reply((), vendor=name, vendor_us=self._time_us(call))
 
     def _check(self, loaded: _Loaded, schedule: Schedule, timed: bool) -> Measurement:
-        storage = whole_storage(loaded.out)
-        storage.fill_(unwritten(loaded.out))
+        blank(loaded.out)
         workload = loaded.case.workload
         launches = get_operator(workload.operator).plan(workload, schedule, loaded.inputs, loaded.out)
         launch_all(launches)
         verdict = judge(loaded)
         if not verdict.right:
             return wrong(verdict.reason, verdict.error)
-        before = loaded.out.clone() if workload.attributes.get("deterministic") else None
-        storage.fill_(unwritten(loaded.out))
+        before = [x.clone() for x in tensors_of(loaded.out)] if workload.attributes.get("deterministic") else []
+        blank(loaded.out)
         launch_all(launches)
         launch_all(launches)
         again = judge(loaded)
         if not again.right:
             return wrong(f"right at first, then not: {again.reason}", again.error)
-        if before is not None and not torch.equal(before, loaded.out):
+        if not all(torch.equal(*pair) for pair in zip(before, tensors_of(loaded.out), strict=False)):
             return wrong("two runs differ, and the workload asks for a deterministic sum", again.error)
-        spilled = written_gaps(loaded.out)
+        spilled = sum(map(written_gaps, tensors_of(loaded.out)))
         if spilled:
             return wrong(f"{spilled} elements between the result's rows were written", again.error)
         time_us = self._time_us(lambda: launch_all(launches)) if timed else NOT_TIMED
@@ -168,6 +167,8 @@ def filled(tensor: torch.Tensor, fill: str, seed: int) -> torch.Tensor:
         return tensor
     if fill == "nan":
         return tensor.fill_(math.nan)
+    if fill == "large":
+        return tensor.mul_(100)
     if fill == "large_positive":
         return tensor.copy_(torch.rand(tensor.shape, device=tensor.device, generator=generator) * 10000 + 50000)
     if fill == "nan_outside":
@@ -175,13 +176,24 @@ def filled(tensor: torch.Tensor, fill: str, seed: int) -> torch.Tensor:
         storage = tensor.new_full((whole_storage(tensor).numel() + 2 * margin,), math.nan)
         inner = storage.as_strided(tensor.shape, tensor.stride(), margin + tensor.storage_offset())
         return inner.copy_(tensor)
-    raise ValueError(f"fill must be randn, nan, large_positive or nan_outside, got {fill!r}")
+    raise ValueError(f"fill must be randn, nan, large, large_positive or nan_outside, got {fill!r}")
 
 
 def whole_storage(tensor: torch.Tensor) -> torch.Tensor:
     """Everything that was allocated for the tensor, as one dimension."""
     length = tensor.untyped_storage().nbytes() // tensor.element_size()
     return tensor.as_strided((length,), (1,), 0)
+
+
+def tensors_of(result: Result) -> tuple[torch.Tensor, ...]:
+    """The tensors of a result, which may be one."""
+    return result if isinstance(result, tuple) else (result,)
+
+
+def blank(out: Result) -> None:
+    """Fill a result, and the gaps between its rows, with what a kernel that writes nothing leaves."""
+    for tensor in tensors_of(out):
+        whole_storage(tensor).fill_(unwritten(tensor))
 
 
 def unwritten(out: torch.Tensor) -> float:
@@ -220,7 +232,7 @@ def some_rows(problem: Problem, device: str) -> torch.Tensor | None:
     return torch.tensor(sorted(near), device=device)
 
 
-def reference_of(workload: Workload, inputs: Inputs, rows: torch.Tensor | None) -> torch.Tensor:
+def reference_of(workload: Workload, inputs: Inputs, rows: torch.Tensor | None) -> Result:
     """The right answer in fp64, of some rows or all."""
     operator = get_operator(workload.operator)
     if rows is None:
@@ -231,15 +243,27 @@ def reference_of(workload: Workload, inputs: Inputs, rows: torch.Tensor | None) 
 
 def judge(loaded: _Loaded) -> Verdict:
     """How the output compares with the reference; errors of the GPU are raised here."""
-    if loaded.out.is_cuda:
+    if tensors_of(loaded.out)[0].is_cuda:
         torch.cuda.synchronize()
     tolerance = get_operator(loaded.case.workload.operator).tolerance(loaded.case.workload)
     if loaded.rows is None:
-        return compare(loaded.out, loaded.reference, tolerance)
+        return compare_all(loaded.out, loaded.reference, tolerance)
+    assert isinstance(loaded.out, torch.Tensor) and isinstance(loaded.reference, torch.Tensor)
     for part in loaded.out.split(max(1, CHUNK // max(1, loaded.out.shape[1]))):
         if bool(part.isnan().any()):
             return Verdict(math.inf, math.inf, "elements of a large result are NaN or not written")
     return compare(loaded.out[loaded.rows], loaded.reference, tolerance)
+
+
+def compare_all(out: Result, reference: Result, tolerance: float) -> Verdict:
+    """As `compare`, tensor by tensor, and a large one in parts of its first dimension; the first wrong or worst one."""
+    verdicts = [Verdict(0.0, 0.0)]
+    for ours, right in zip(tensors_of(out), tensors_of(reference), strict=True):
+        step = max(1, HUGE // max(1, math.prod(right.shape[1:])))
+        parts = zip(ours.split(step), right.split(step), strict=True) if right.dim() > 2 else [(ours, right)]
+        verdicts += [compare(part, wanted, tolerance) for part, wanted in parts]
+    wrong_ones = [verdict for verdict in verdicts if not verdict.right]
+    return wrong_ones[0] if wrong_ones else max(verdicts, key=lambda verdict: verdict.error)
 
 
 def compare(out: torch.Tensor, reference: torch.Tensor, tolerance: float) -> Verdict:
