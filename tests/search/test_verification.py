@@ -67,3 +67,13 @@ def test_an_infinite_element_must_be_met() -> None:
     for value in (0.0, float("inf"), float("nan")):
         out[3, 5] = value
         assert not verify(out, reference, TOLERANCE).right
+
+
+def test_a_large_element_may_be_rounded_by_its_own_size() -> None:
+    # one query of a causal attention sees one key, thousands see the mean of thousands
+    reference = torch.randn(8192, 64, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) / 50
+    reference[0] = 4.015
+    out = reference.bfloat16()
+    assert verify(out, reference, 6e-3).right
+    out[5, 3] = out[6, 3] + 0.08
+    assert not verify(out, reference, 6e-3).right
