@@ -108,14 +108,14 @@ def test_loads_by_the_bulk_copy_engine(case: str) -> None:
 def test_sampled_schedules_are_right() -> None:
     workload = workload_of({"sizes": (1, 2, 90, 80, 16), "kv_heads": 1, "causal": "top_left"}, "fp16")
     space = ATTENTION.templates["backward"].space(workload, H100)
-    for schedule in space.sample(random.Random(5), 3):
+    for schedule in space.sample(random.Random(5), 2):
         verdict = run(workload, schedule)
         assert verdict.right, (schedule, verdict)
 
 
 def test_gradients_are_those_of_autograd() -> None:
     """Against torch's own differentiation in fp64, with no reference of ours between."""
-    workload = workload_of({"sizes": (1, 4, 40, 50, 16), "kv_heads": 2, "causal": "top_left"}, "fp32")
+    workload = workload_of({"sizes": (1, 2, 24, 30, 16), "kv_heads": 1, "causal": "top_left"}, "fp32")
     inputs = ATTENTION.make_inputs(workload, 2, "cpu")
     q, k, v = leaves = [inputs[name].double().requires_grad_() for name in ("q", "k", "v")]
     exact = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)

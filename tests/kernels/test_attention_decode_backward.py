@@ -16,8 +16,15 @@ from kernelwright.types import FrozenMap, Schedule, Workload
 
 H100 = named_device("h100")
 
-DECODE = {"block_m": 16, "block_n": 64, "split_kv": 4, "combine": "second", "turned": 0, "loads": "pointer"}
-BACKWARD = {"block_m1": 32, "block_n1": 64, "block_m2": 64, "block_n2": 32, "loads": "pointer"}
+DECODE: dict[str, Any] = {
+    "block_m": 16,
+    "block_n": 64,
+    "split_kv": 4,
+    "combine": "second",
+    "turned": 0,
+    "loads": "pointer",
+}
+BACKWARD: dict[str, Any] = {"block_m1": 32, "block_n1": 64, "block_m2": 64, "block_n2": 32, "loads": "pointer"}
 
 GROUPED = attention_workload(4, 32, 1, 4096, 128, kv_heads=8)
 PAGED = attention_workload(4, 32, 1, 4096, 128, kv_heads=8, page=64)
@@ -38,7 +45,7 @@ def decode(**knobs: Any) -> Schedule:
 
 
 def backward(**knobs: Any) -> Schedule:
-    own = {"num_warps": 4, "num_warps2": 4, "num_stages": 1, "num_stages2": 1, "precision": "bf16"}
+    own: dict[str, Any] = {"num_warps": 4, "num_warps2": 4, "num_stages": 1, "num_stages2": 1, "precision": "bf16"}
     return Schedule("backward", FrozenMap({**BACKWARD, **own, **knobs}))
 
 
