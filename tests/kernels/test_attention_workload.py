@@ -30,7 +30,7 @@ ATTRIBUTES: dict[str, st.SearchStrategy[Any]] = {
 }
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(
     sizes=st.tuples(*(st.integers(0, 5) for _ in range(4)), st.integers(1, 40)),
     layout=st.sampled_from(["", "bhsd", "bshd", "strided:9000,3000,80,2", "strided:0,0,0,1+3"]),
