@@ -144,23 +144,28 @@ class ConvSimulation:
             if pred:
                 barrier.arrive(count)
 
-        gl = types.SimpleNamespace(
-            cdiv=lambda x, y: -(-x // y), static_range=range, NVMMADistributedLayout=lambda **shape: None,
-            NVMMASharedLayout=lambda *shape: None, program_id=lambda axis: program,
-            num_programs=lambda axis: programs, zeros=lambda shape, dtype, layout: Accumulator(*shape), float32=None,
-        )  # fmt: skip
-        tl = types.SimpleNamespace(static_range=range, minimum=min, where=lambda which, x, y: x if which else y)
         wait = types.SimpleNamespace(
             wait=lambda barrier, parity: machine.pause(lambda: barrier.passed(parity)), expect=expect, arrive=arrive
         )
         names = {
-            "gl": gl, "tl": tl, "range": range, "mbarrier": wait, "tma_load": load, "warpgroup_mma": multiply,
+            **language(program, programs), "range": range, "mbarrier": wait, "tma_load": load, "warpgroup_mma": multiply,
             "warpgroup_mma_wait": settle, "warpgroup_mma_init": lambda acc: acc, "conv_ws_epilogue": self._epilogue,
         }  # fmt: skip
         kernel = importlib.import_module(IMPLICIT_GEMM_WARP_SPECIALIZED.kernel_module)
         for name in KERNEL_FUNCTIONS:
             names[name] = types.FunctionType(getattr(kernel, name).fn.__code__, names, name)
         return names
+
+
+def language(program: int, programs: int) -> dict[str, Any]:
+    """The parts of Gluon that have no side effects, for one of several programs."""
+    gl = types.SimpleNamespace(
+        cdiv=lambda x, y: -(-x // y), static_range=range, NVMMADistributedLayout=lambda **shape: None,
+        NVMMASharedLayout=lambda *shape: None, program_id=lambda axis: program,
+        num_programs=lambda axis: programs, zeros=lambda shape, dtype, layout: Accumulator(*shape), float32=None,
+    )  # fmt: skip
+    tl = types.SimpleNamespace(static_range=range, minimum=min, where=lambda which, x, y: x if which else y)
+    return {"gl": gl, "tl": tl}
 
 
 def whole_numbers(sizes: tuple[int, ...], seed: int) -> torch.Tensor:
