@@ -27,7 +27,15 @@ UNCALIBRATED = 0.1
 """Expected regret of a first choice where nothing was calibrated: what the analytic model's loses on average over the
 workloads recorded on an H100 (docs/model-card.md)."""
 
+UNCALIBRATED_FOR = frozenset({"matmul"})
+"""Operators for which UNCALIBRATED was found."""
+
 _AS_GOOD = 0.15
+
+
+def tells_regret(model: object, operator: str) -> bool:
+    """Whether the regret that a cost model expects rests on measurements of this operator."""
+    return getattr(model, "calibration", None) is not None or operator in UNCALIBRATED_FOR
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from kernelwright.cost_model.calibration import tells_regret
 from kernelwright.cost_model.model import CostModel
 from kernelwright.cost_model.roofline_model import RooflineModel
 from kernelwright.errors import UsageError
@@ -229,7 +230,7 @@ def _predicted(operator: Operator, workload: Workload, device: DeviceSpec, model
         schedule=first,
         expected_us=expected,
         roofline=here / expected if here and expected else None,
-        regret=float(regrets[place]),
+        regret=float(regrets[place]) if tells_regret(model, operator.name) else None,
         note="the cost model's first choice, never measured; the vendor library stays the safe one until it is tuned",
     )
 
@@ -237,7 +238,7 @@ def _predicted(operator: Operator, workload: Workload, device: DeviceSpec, model
 def _regret(
     operator: Operator, workload: Workload, device: DeviceSpec, schedule: Schedule, model: CostModel | None
 ) -> float | None:
-    if model is None:
+    if model is None or not tells_regret(model, operator.name):
         return None
     return float(model.expected_regret(workload, device, [schedule, *operator.space(workload, device)])[0])
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from kernelwright.cost_model import CostModel, own_model, packaged_model
+from kernelwright.cost_model.calibration import tells_regret
 from kernelwright.kernels import get_operator
 from kernelwright.kernels.render import render
 from kernelwright.search.answer import Answer, Records, find_winner
@@ -76,6 +77,8 @@ class Answers:
         workload, device, schedule = answer.workload, answer.device, answer.schedule
         if answer.how == "nearest" and schedule is not None:
             model = self.model(workload.operator)
+            if not tells_regret(model, workload.operator):
+                return answer
             regret = self._once(
                 ("regret", workload.key, device.key, schedule.key), lambda: _regret(model, workload, device, schedule)
             )
