@@ -60,8 +60,7 @@ class CampaignRun:
         self._models: dict[str, CostModel] = {}
         runner = open_runner()
         self.device = runner.device
-        self.began = time.monotonic()
-        self._end = None if plan.seconds is None else self.began + plan.seconds
+        self._end: float | None = None
         self.campaign = Campaign([self._standing(runner, share) for share in shares], plan.worth)
         self.trials = 0
         self.error: BaseException | None = None
@@ -78,7 +77,8 @@ class CampaignRun:
         return tuple(self._busy)
 
     def start(self) -> None:
-        """Begin."""
+        """Begin; the seconds of the plan count from here."""
+        self._end = None if self._plan.seconds is None else time.monotonic() + self._plan.seconds
         for thread in self._threads:
             thread.start()
 
