@@ -133,7 +133,7 @@ def budget() -> list[dict[str, Any]]:
     runner = ReplayRunner(trials, trials[0].device)
     work = shares(trials, 32)
     rows = []
-    for total in (16 * len(work) // 2, 16 * len(work), 24 * len(work)):
+    for total in (8 * len(work), 16 * len(work)):
         saved = {
             name: _saved(runner, work, total, name == "by expected saving") for name in ("by expected saving", "evenly")
         }
@@ -195,10 +195,13 @@ def simulation(databases: dict[str, dict[str, float]], driver_ms: float) -> list
     times = [seconds_of(t.measurement) for t in recording() if _is_ours(t)]
     rows = []
     for name, cost in databases.items():
-        for page, drivers in ((1, 64), (PAGE, 16), (PAGE, 64)):
+        # SQLite writes one transaction at a time; that a server does 16 at once as fast as one is assumed, not measured.
+        for page, drivers, connections in ((1, 64, 1), (PAGE, 16, 1), (PAGE, 64, 1), (PAGE, 64, 16)):
+            if connections > 1 and name == "sqlite":
+                continue
             write = cost["trial_ms"] if page == 1 else cost["page_ms"]
             costs = Costs(times, FINALS_S, driver_ms / 1e3, write / 1e3, page, cost["job_ms"] / 1e3)
-            plan = Installation(DEVICES, KINDS, WORKLOADS, drivers, mtbf_s=4 * 3600, straggler=1e-4)
+            plan = Installation(DEVICES, KINDS, WORKLOADS, drivers, connections, mtbf_s=4 * 3600, straggler=1e-4)
             rows.append({"database": name, "page": page, **simulate(plan, costs)})
             print(rows[-1], flush=True)
     return rows
