@@ -148,7 +148,8 @@ class ConvSimulation:
             wait=lambda barrier, parity: machine.pause(lambda: barrier.passed(parity)), expect=expect, arrive=arrive
         )
         names = {
-            **language(program, programs), "range": range, "mbarrier": wait, "tma_load": load, "warpgroup_mma": multiply,
+            **language(program, programs), "range": range, "mbarrier": wait, "tma_load": load,
+            "warpgroup_mma": multiply,
             "warpgroup_mma_wait": settle, "warpgroup_mma_init": lambda acc: acc, "conv_ws_epilogue": self._epilogue,
         }  # fmt: skip
         kernel = importlib.import_module(IMPLICIT_GEMM_WARP_SPECIALIZED.kernel_module)
