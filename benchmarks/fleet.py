@@ -195,7 +195,7 @@ def simulation(databases: dict[str, dict[str, float]], driver_ms: float) -> list
     times = [seconds_of(t.measurement) for t in recording() if _is_ours(t)]
     rows = []
     for name, cost in databases.items():
-        # SQLite writes one transaction at a time; that a server does 16 at once as fast as one is assumed, not measured.
+        # SQLite writes one transaction at a time; that a server does 16 at once as fast as one is only assumed.
         for page, drivers, connections in ((1, 64, 1), (PAGE, 16, 1), (PAGE, 64, 1), (PAGE, 64, 16)):
             if connections > 1 and name == "sqlite":
                 continue
