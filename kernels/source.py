@@ -12,19 +12,20 @@ from pathlib import Path
 def kernel_sources(module: str) -> dict[str, str]:
     """Source text by dotted module name, imported kernel files before those that import them; `module` comes last."""
     found: dict[str, str] = {}
-    _collect(module, found)
+    _collect(module, found, set())
     return found
 
 
-def _collect(module: str, found: dict[str, str]) -> None:
+def _collect(module: str, found: dict[str, str], begun: set[str]) -> None:
+    begun.add(module)
     spec = importlib.util.find_spec(module)
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError(f"no kernel file {module}")
     text = Path(spec.origin).read_text(encoding="utf-8")
     for node in ast.parse(text).body:
         name = node.module or "" if isinstance(node, ast.ImportFrom) else ""
-        if name.startswith("kernelwright.") and name not in found:
-            _collect(name, found)
+        if name.startswith("kernelwright.") and name not in begun:
+            _collect(name, found, begun)
     found[module] = text
 
 
