@@ -4,8 +4,6 @@ After a few schedules at random, each further one is where a faster time is most
 the logarithm of the time tells what is likely everywhere and how sure that is, and another one tells where schedules
 fail. Now and then the choice is held to one step from the best: where times jump, the process takes the last few per
 cent for noise. And now and then it counts uncertainty for much more than it is, to leave a valley that is not the best.
-Once there is enough to learn from, every third choice is that of boosted trees, where xgboost is installed: they see
-edges and lone points that a smooth process does not.
 """
 
 from __future__ import annotations
@@ -18,17 +16,12 @@ import numpy.typing as npt
 from kernelwright.kernels.space import Space
 from kernelwright.search.coordinates import coordinates
 from kernelwright.search.surrogate import MOST_PENDING, Surrogate
-from kernelwright.search.tree_surrogate import TreeSurrogate
 from kernelwright.types import Measurement, Schedule
 
 FIRST = 10
 """How many schedules are drawn at random before the surrogate is asked."""
 
 
-TREES_FROM = 32
-"""How many measurements there must be before trees are asked."""
-
-_TREES_EVERY = 3
 _CURIOSITY = (1.25, 1.25, 1.25, 1.25, 1.25, 4.0, 1.25, 1.25)
 _STEP_EVERY = 4
 _STEP_FROM = 5
@@ -44,11 +37,8 @@ class BayesianSearch:
         self._rng = np.random.default_rng(seed)
         self._open = np.ones(len(self._members), dtype=np.bool_)
         self._times: dict[int, float] = {}
-        points = coordinates(space)
-        self._surrogate = Surrogate(points, self._rng)
-        self._trees = TreeSurrogate(points, self._rng, seed)
+        self._surrogate = Surrogate(coordinates(space), self._rng)
         self._turn = 0
-        self._choices = 0
 
     def propose(self, count: int) -> list[Schedule]:
         """Up to `count` schedules, each chosen as if the ones before it had turned out as expected."""
@@ -72,10 +62,6 @@ class BayesianSearch:
         self._surrogate.learn(self._times)
         chosen: list[int] = []
         for _ in range(count):
-            self._choices += 1
-            if self._choices % _TREES_EVERY == 0 and self._trees.ready and len(self._times) >= TREES_FROM:
-                chosen.append(self._take(self._trees.fastest(self._times, self._open)))
-                continue
             self._turn += 1
             merit = self._surrogate.merit(_CURIOSITY[self._turn % len(_CURIOSITY)])
             allowed = self._open[self._surrogate.pool]
