@@ -8,10 +8,10 @@ sums of up to about 16 thousand products. They were found by simulating each rou
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from kernelwright.errors import UnsupportedDtype
-from kernelwright.types import DTYPES
+from kernelwright.types import DTYPES, DeviceSpec
 
 PRODUCT_ERROR: Mapping[str, float] = {
     "fp64": 4e-15,
@@ -124,3 +124,10 @@ def tolerance(out_dtype: str, precision: str, error_budget: float | None, own: s
     """
     limit = SAFETY * typical_error(precision, out_dtype, own)
     return limit if error_budget is None else min(limit, error_budget)
+
+
+def on_device(precisions: Iterable[str], device: DeviceSpec) -> tuple[str, ...]:
+    """Those of the precisions that templates offer on a device: products in several parts only where it has a rate for
+    them."""
+    nvidia = device.vendor == "nvidia"
+    return tuple(p for p in precisions if p not in PARTS or (nvidia and rate_tflops(p, device.peak_tflops) is not None))

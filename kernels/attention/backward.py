@@ -2,16 +2,9 @@
 
 from __future__ import annotations
 
-from kernelwright.kernels.attention.template import (
-    AttentionTemplate,
-    Knobs,
-    bulk_copy,
-    element_bytes,
-    number,
-    over,
-    power_above,
-)
+from kernelwright.kernels.attention.template import AttentionTemplate, bulk_copy, element_bytes, power_above
 from kernelwright.kernels.attention.workload import Problem
+from kernelwright.kernels.matmul.template import Knobs, number, over
 from kernelwright.kernels.space import Constraint, Knob
 from kernelwright.types import DeviceSpec
 

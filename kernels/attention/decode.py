@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from kernelwright.kernels.attention.template import (
     AttentionTemplate,
-    Knobs,
     bulk_copy,
     element_bytes,
     forward_only,
     head_parts,
     multiplies,
-    number,
-    over,
     power_above,
 )
 from kernelwright.kernels.attention.workload import Problem
+from kernelwright.kernels.matmul.template import Knobs, number, over
 from kernelwright.kernels.space import Constraint, Knob
 from kernelwright.types import DeviceSpec
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 from kernelwright.kernels.attention.template import (
     AttentionTemplate,
-    Knobs,
     bulk_copy,
     can_split,
     element_bytes,
     forward_only,
     head_parts,
-    number,
-    over,
     power_above,
     sections,
 )
 from kernelwright.kernels.attention.workload import Problem
+from kernelwright.kernels.matmul.template import Knobs, number, over
 from kernelwright.kernels.space import Constraint, Knob
 from kernelwright.types import DeviceSpec
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 
 from kernelwright.kernels.attention.workload import Problem, problem_of
-from kernelwright.kernels.precision import PARTS, allowed, rate_tflops
+from kernelwright.kernels.matmul.template import Knobs, over
+from kernelwright.kernels.precision import allowed, on_device
 from kernelwright.kernels.source import source_fingerprint
 from kernelwright.kernels.space import Constraint, Knob, KnobSpace
-from kernelwright.types import DTYPES, DeviceSpec, Scalar, Schedule, Workload
-
-Knobs = Mapping[str, Scalar]
+from kernelwright.types import DTYPES, DeviceSpec, Schedule, Workload
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,26 +42,13 @@ class AttentionTemplate:
 def _space(template: AttentionTemplate, workload: Workload, device: DeviceSpec) -> KnobSpace:
     problem = problem_of(workload)
     found = allowed(problem.dtype, problem.dtype, problem.out_dtype, workload.error_budget)
-    nvidia = device.vendor == "nvidia"
-    precisions = tuple(
-        p for p in found if p not in PARTS or (nvidia and rate_tflops(p, device.peak_tflops) is not None)
-    )
+    precisions = on_device(found, device)
     fits = Constraint(
         "shared_memory",
         lambda knobs: over(template.shared(problem, knobs), device.shared_memory_bytes, "bytes of shared memory"),
     )
     constraints = [*template.constraints(problem, device), fits]
     return KnobSpace(template.name, template.knobs(problem, device, precisions), constraints)
-
-
-def over(needed: float, limit: float, what: str) -> str | None:
-    """The words for a limit that is broken, or None."""
-    return f"needs {needed:g} {what}, the device has {limit:g}" if needed > limit else None
-
-
-def number(knobs: Knobs, name: str) -> int:
-    """A knob that holds a whole number."""
-    return int(knobs[name])
 
 
 def element_bytes(problem: Problem) -> int:

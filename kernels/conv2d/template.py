@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 
 from kernelwright.kernels.conv2d.workload import Problem, problem_of
 from kernelwright.kernels.matmul.template import Knobs, multiplies, number, over
-from kernelwright.kernels.precision import PARTS, allowed, rate_tflops
+from kernelwright.kernels.precision import PARTS, allowed, on_device
 from kernelwright.kernels.source import source_fingerprint
 from kernelwright.kernels.space import Constraint, Knob, KnobSpace
 from kernelwright.types import DeviceSpec, Schedule, Workload
@@ -61,11 +61,7 @@ def precisions_of(workload: Workload, device: DeviceSpec) -> tuple[str, ...]:
     problem = problem_of(workload)
     first, second = (problem.dtypes[name] for name in problem.operands)
     found = allowed(first, second, problem.dtypes[problem.result], workload.error_budget)
-    return tuple(
-        p
-        for p in found
-        if p not in PARTS or (device.vendor == "nvidia" and rate_tflops(p, device.peak_tflops) is not None)
-    )
+    return on_device(found, device)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 
 from kernelwright.kernels.matmul.workload import TMA_ALIGNMENT, Problem, problem_of
-from kernelwright.kernels.precision import PARTS, allowed, rate_tflops
+from kernelwright.kernels.precision import allowed, on_device
 from kernelwright.kernels.source import source_fingerprint
 from kernelwright.kernels.space import Constraint, Knob, KnobSpace
 from kernelwright.types import DTYPES, DeviceSpec, Scalar, Schedule, Workload
@@ -45,11 +45,8 @@ class MatmulTemplate:
 @functools.lru_cache(maxsize=512)
 def _space(template: MatmulTemplate, workload: Workload, device: DeviceSpec) -> KnobSpace:
     problem = problem_of(workload)
-    precisions = tuple(
-        p
-        for p in allowed(problem.a_dtype, problem.b_dtype, problem.out_dtype, workload.error_budget)
-        if p not in PARTS or (device.vendor == "nvidia" and rate_tflops(p, device.peak_tflops) is not None)
-    )
+    found = allowed(problem.a_dtype, problem.b_dtype, problem.out_dtype, workload.error_budget)
+    precisions = on_device(found, device)
     fits = Constraint(
         "shared_memory",
         lambda knobs: over(template.shared(problem, knobs), device.shared_memory_bytes, "bytes of shared memory"),
