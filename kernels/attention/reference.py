@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     import torch
 
 PIECE = 2**25
-"""The most scores that are worked on at once: 256 MiB of fp64."""
+"""The most scores, or elements of keys and values, that are worked on at once: 256 MiB of fp64."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +145,7 @@ def _pieces(p: Problem, inputs: Inputs, batch: _Batch) -> Iterator[_Piece]:
     keys = batch.k.shape[2]
     scale = _scale_of(inputs, "q_scale", "k_scale")
     place = 0 if p.causal == "top_left" else keys - queries
-    steps = _steps(count, heads, queries, keys)
+    steps = _steps(count, heads, queries, keys, batch.k.shape[3] + batch.v.shape[3])
     for b in range(0, count, steps[0]):
         for h in range(0, heads, steps[1]):
             for r in range(0, queries, steps[2]):
@@ -158,13 +158,15 @@ def _pieces(p: Problem, inputs: Inputs, batch: _Batch) -> Iterator[_Piece]:
                 yield _Piece(q, k, v, place + r, mask, slopes, sinks, where)
 
 
-def _steps(count: int, heads: int, queries: int, keys: int) -> tuple[int, int, int]:
-    """How many batch entries, heads and queries make a piece."""
+def _steps(count: int, heads: int, queries: int, keys: int, width: int) -> tuple[int, int, int]:
+    """How many batch entries, heads and queries make a piece. width: of a key and a value together, which every query
+    head has its own copy of here."""
     row = max(keys, 1)
-    if heads * queries * row <= PIECE:
-        return max(1, PIECE // max(heads * queries * row, 1)), max(heads, 1), max(queries, 1)
-    if queries * row <= PIECE:
-        return 1, PIECE // max(queries * row, 1), max(queries, 1)
+    head = row * max(queries, width)
+    if heads * head <= PIECE:
+        return max(1, PIECE // max(heads * head, 1)), max(heads, 1), max(queries, 1)
+    if head <= PIECE:
+        return 1, PIECE // head, max(queries, 1)
     return 1, 1, max(1, PIECE // row)
 
 
