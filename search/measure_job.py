@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -136,7 +137,7 @@ class _Worker:
                 contenders.append((place, call, verdict, resources))
             else:
                 results[place] = failed(Status.WRONG_RESULT, verdict.reason)
-        vendor = loaded.operator.vendor(loaded.workload, loaded.inputs)
+        vendor = self._vendor(loaded)
         calls = [call for _, call, _, _ in contenders] + ([vendor[1], vendor[1]] if vendor else [])
         readings = self._timer.samples(calls, _final_effort(len(calls)))
         for (place, _, verdict, resources), samples in zip(contenders, readings, strict=False):
@@ -147,6 +148,19 @@ class _Worker:
         ratio = median([x / y for x, y in zip(control, again, strict=True) if y > 0] or [1.0])
         merged = median(list(itertools.chain(control, again)))
         return Reply(tuple(results), False, vendor[0], merged, noise_band(control, again), ratio)
+
+    def _vendor(self, loaded: _Loaded) -> tuple[str, Callable[[], Any]] | None:
+        """The vendor's call where there is one that can be timed; one that cannot must not take schedules with it."""
+        vendor = loaded.operator.vendor(loaded.workload, loaded.inputs)
+        if vendor is not None:
+            try:
+                self._timer.samples([vendor[1]], dataclasses.replace(SCREEN, rounds=1))
+            except Exception as error:
+                if poisons_process(error):
+                    raise
+                warnings.warn(f"the vendor call {vendor[0]} cannot be timed: {error}", stacklevel=2)
+                return None
+        return vendor
 
 
 def _final_effort(contenders: int) -> Effort:

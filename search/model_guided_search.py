@@ -14,6 +14,7 @@ import random
 import numpy as np
 import numpy.typing as npt
 
+from kernelwright.cost_model.calibration import tells_regret
 from kernelwright.cost_model.model import CostModel
 from kernelwright.kernels.space import Space
 from kernelwright.types import DeviceSpec, Measurement, Schedule, Toolchain, Trial, Workload
@@ -45,7 +46,9 @@ _SAME_TOOLCHAIN = Toolchain(triton="", torch="", driver="", compiler="", timer=0
 class ModelGuidedSearch:
     """Proposes the best expected schedules, spread over templates and tiles, with a shrinking share of random ones.
 
-    The first proposal is the model's first choice. The model is told every result: give each search its own.
+    The first proposal is the model's first choice. A model that never saw this operator measured may be wrong about
+    whole templates, so that with it the first batch has one schedule of each template before a second of any. The model
+    is told every result: give each search its own.
     """
 
     def __init__(self, workload: Workload, device: DeviceSpec, space: Space, seed: int, model: CostModel) -> None:
@@ -53,6 +56,7 @@ class ModelGuidedSearch:
         self._device = device
         self._space = space
         self._model = model
+        self._each_template = not tells_regret(model, workload.operator)
         self._rng = random.Random(seed)
         self._members = list(space)
         self._place = {schedule: place for place, schedule in enumerate(self._members)}
@@ -70,8 +74,9 @@ class ModelGuidedSearch:
         spread = _LATER_SPREAD if self._times else _FIRST_SPREAD
         nearest = np.zeros(len(self._members))
         chosen = []
+        waiting = self._first_of_each(merit) if self._each_template and not self._times else []
         for _ in range(count):
-            place = self._pick(merit - spread * nearest)
+            place = waiting.pop(0) if waiting else self._pick(merit - spread * nearest)
             self._open[place] = False
             nearest = np.maximum(nearest, self._similarity(place, _SPREAD_SCALES))
             chosen.append(self._members[place])
@@ -89,6 +94,14 @@ class ModelGuidedSearch:
         self._untaught.append(
             Trial(self._workload, self._device, _SAME_TOOLCHAIN, schedule, measurement, origin="search")
         )
+
+    def _first_of_each(self, merit: FloatArray) -> list[int]:
+        """Of each template the schedule of highest merit, the highest first."""
+        best: dict[str, int] = {}
+        for place in np.argsort(-merit, kind="stable").tolist():
+            if self._open[place]:
+                best.setdefault(self._members[place].template, place)
+        return list(best.values())
 
     def _pick(self, value: FloatArray) -> int:
         seen = len(self._times)

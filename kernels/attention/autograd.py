@@ -15,15 +15,18 @@ Call = tuple[str, Callable[[], Any]]
 
 
 def backward_of(title: str, forward: Callable[..., torch.Tensor], inputs: Inputs) -> Call:
-    """The gradients of q, k and v through autograd; the forward runs once, at the first call."""
+    """The gradients of q, k and v through autograd. The forward runs at the first call on each stream: autograd works
+    on the stream of the forward, and a CUDA graph cannot be captured on one stream with work on another."""
     import torch
 
-    kept: list[Any] = []
+    kept: dict[int, tuple[Any, list[torch.Tensor]]] = {}
 
     def call() -> Any:
-        if not kept:
+        stream = torch.cuda.current_stream().cuda_stream if inputs["q"].is_cuda else 0
+        if stream not in kept:
             leaves = [inputs[name].detach().requires_grad_() for name in ("q", "k", "v")]
-            kept.extend((forward(*leaves), leaves))
-        return torch.autograd.grad(kept[0], kept[1], inputs["d_out"], retain_graph=True)
+            kept[stream] = forward(*leaves), leaves
+        out, leaves = kept[stream]
+        return torch.autograd.grad(out, leaves, inputs["d_out"], retain_graph=True)
 
     return f"{title} backward", call

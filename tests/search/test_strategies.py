@@ -1,13 +1,18 @@
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from kernelwright.cost_model.model import Scores
 from kernelwright.errors import UnknownStrategy
 from kernelwright.kernels.space import FiniteSpace, Space
 from kernelwright.search.strategy import STRATEGIES, Strategy, make_strategy
-from kernelwright.types import Schedule
+from kernelwright.types import DeviceSpec, Schedule, Workload
 from tests.contracts.strategy_contract import MakeStrategy, Measure, StrategyContract, drain
 from tests.search.fakes import DEVICE, WORKLOAD, HalfRightModel, failure, fake_space, true_us, works
 
@@ -155,3 +160,22 @@ def test_no_repeats_whatever_happens(name: str, seed: int, batches: list[int], b
             if len(proposed) % 3:
                 strategy.observe(schedule, failure() if schedule in bad else works(schedule))
     assert len(proposed) == len(set(proposed)) == min(sum(batches), len(space))
+
+
+def test_a_model_that_never_saw_the_operator_tries_every_template_first(space: Space) -> None:
+    """However sure it is of one: it may be wrong about all the others."""
+
+    class OneTemplate(HalfRightModel):
+        def predict(self, workload: Workload, device: DeviceSpec, schedules: Sequence[Schedule]) -> Scores:
+            return np.array([1.0 if s.template == favourite else 1e-3 for s in schedules])
+
+    templates = {schedule.template for schedule in space}
+    favourite = min(templates)
+    assert len(templates) > 1
+    never_measured = dataclasses.replace(WORKLOAD, operator="conv2d")
+    strategy = make_strategy("model", never_measured, DEVICE, space, 0, OneTemplate())
+    first = strategy.propose(len(templates) + 1)
+    assert first[0].template == favourite
+    assert {schedule.template for schedule in first[: len(templates)]} == templates
+    measured_before = make_strategy("model", WORKLOAD, DEVICE, space, 0, OneTemplate())
+    assert {schedule.template for schedule in measured_before.propose(len(templates))} == {favourite}
