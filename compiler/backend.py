@@ -30,7 +30,7 @@ from torch._logging._internal import warning_once
 
 from kernelwright.compiler.agreement import AgreedAnswers, default_store
 from kernelwright.compiler.dispatch import Answers, MostCertain, device_of, local_answers
-from kernelwright.compiler.passes.replace_matmul import ReplaceMatmul
+from kernelwright.compiler.passes.replace import Replace
 from kernelwright.compiler.passes.sequence import joined
 from kernelwright.compiler.report import Report
 from kernelwright.compiler.service_answers import SECONDS, Source, service_answers
@@ -113,7 +113,7 @@ def _with_pass(ours: Options, patches: Mapping[str, Any], report: Report) -> dic
         warning_once(_log, "every product is left to Inductor: %s", error)
         return {}
     keep_out_of_cache = ours.report is not None or state is None
-    ours_pass = ReplaceMatmul(
+    ours_pass = Replace(
         answers,
         how=ours.how,
         devices=ours.devices,

@@ -19,7 +19,7 @@ from torch._functorch.partitioners import default_partition
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx import Graph
 
-from kernelwright.compiler.passes.replace_matmul import PRODUCTS, ReplaceMatmul, candidates
+from kernelwright.compiler.passes.replace import Replace
 from kernelwright.errors import UsageError
 from kernelwright.types import Workload
 
@@ -101,19 +101,11 @@ def _backend(look: Callable[[Graph], None]) -> Callable[..., Any]:
 
 
 def _count(graph: Graph, found: Counter[Workload], left_out: list[str]) -> None:
-    judge = ReplaceMatmul(_no_answers, devices=DEVICES)
-    for product in [node for node in graph.nodes if node.target in PRODUCTS]:
-        reason = judge.unfit(product)
-        for candidate in () if reason else candidates(product):
-            try:
-                found[candidate.workload()] += 1
-            except UsageError as error:
-                reason = str(error)
-                continue
-            reason = ""
-            break
-        if reason:
-            left_out.append(f"{product.name}: {reason}")
+    for name, forms, reason in Replace(_no_answers, devices=DEVICES).workloads(graph):
+        if forms:
+            found[forms[0]] += 1
+        else:
+            left_out.append(f"{name}: {reason}")
 
 
 def _no_answers(workload: Workload) -> Any:

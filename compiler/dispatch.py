@@ -114,7 +114,7 @@ def local_answers(url: str | None = None, device: str | None = None) -> Recorded
     _check_exists(url or default_url())
     with Store.open(url) as store:
         spec = device_of(device)
-        records = store.records(operator="matmul", device_key=spec.key, limit=None, trusted=True)
+        records = store.records(device_key=spec.key, limit=None, trusted=True)
     return RecordedAnswers(records, spec, current_toolchain(TIMER_VERSION))
 
 

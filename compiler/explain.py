@@ -14,7 +14,7 @@ from torch.fx import Graph
 
 from kernelwright.compiler.backend import Options, known_answers
 from kernelwright.compiler.collect import DEVICES, load_model, visit
-from kernelwright.compiler.passes.replace_matmul import ReplaceMatmul
+from kernelwright.compiler.passes.replace import Replace
 from kernelwright.compiler.report import Decision, Report
 from kernelwright.search.answer import Answer
 from kernelwright.types import Workload
@@ -25,7 +25,7 @@ def explain(
 ) -> Report:
     """The pass's decisions over one step of the model, with answers of these kinds trusted."""
     report = Report()
-    judge = ReplaceMatmul(answers, how=how, devices=DEVICES, report=report)
+    judge = Replace(answers, how=how, devices=DEVICES, report=report)
 
     def look(graph: Graph) -> None:
         judge(_copied(graph))

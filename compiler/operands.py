@@ -43,7 +43,7 @@ def workload_of(
         FrozenMap({"a": name, "b": name, "out": name}),
         FrozenMap({"a": layout_of(a), "b": layout_of(b), "out": "row"}),
         tuple(epilogue),
-        error_budget=_error_budget(a.dtype),
+        error_budget=fp32_error_budget(a.dtype),
     )
 
 
@@ -64,7 +64,8 @@ def _check_types(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, ou
         )
 
 
-def _error_budget(dtype: torch.dtype) -> float | None:
+def fp32_error_budget(dtype: torch.dtype) -> float | None:
+    """The error that torch's settings allow a product of this type; None for that of the type itself."""
     # torch.get_float32_matmul_precision raises once this newer setting has been used; this one follows both.
     allows_tf32 = torch.backends.cuda.matmul.fp32_precision == "tf32"
     return TF32_ERROR_BUDGET if dtype is torch.float32 and allows_tf32 else None

@@ -1,4 +1,4 @@
-"""What the backend did with each matrix product, and why: hand a `Report` in by options={"report": report}."""
+"""What the backend did with each product, convolution and attention, and why: hand a `Report` in by options={"report": report}."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kernelwright.types import Schedule, Workload
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """One matrix product of a compiled graph.
+    """One product, convolution or attention of a compiled graph.
 
     node: its name in the graph. workload: what was looked up last, None if it never came to that.
     replaced: whether our kernel stands there now. reason: why, or why not.
@@ -45,7 +45,7 @@ class Report:
         return [decision for decision in self.decisions if decision.replaced]
 
     def __str__(self) -> str:
-        lines = [f"{len(self.replaced)} of {len(self.decisions)} matrix products replaced"]
+        lines = [f"{len(self.replaced)} of {len(self.decisions)} products replaced"]
         lines += [f"  {_mark(d)} {d.workload or d.node}: {d.reason}" for d in self.decisions]
         return "\n".join([*lines, *(f"  warning: {text}" for text in self.warnings)])
 

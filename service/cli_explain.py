@@ -60,7 +60,7 @@ def headline(products: list[dict[str, Any]]) -> str:
     """How many of the products are replaced, and what that saves by the records' own times."""
     calls, ours = (sum(p["calls"] for p in products if every or p["replaced"]) for every in (True, False))
     saved = sum(product["saved_us"] for product in products)
-    return f"{ours} of {calls} matrix products replaced, {saved:,.1f} us a step saved by the records' times"
+    return f"{ours} of {calls} products replaced, {saved:,.1f} us a step saved by the records' times"
 
 
 def cells(product: dict[str, Any]) -> tuple[str, ...]:

@@ -66,7 +66,7 @@ def shares_of(model: str | None, workloads: Path | None) -> list[Share]:
     for reason in left_out:
         to_stderr(f"left out {reason}")
     if not entries:
-        raise UsageError(f"{model} has no matrix product that a kernel of ours could compute")
+        raise UsageError(f"{model} has no product, convolution or attention that a kernel of ours could compute")
     return parse_shares(json.dumps(entries))
 
 

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
-
-from kernelwright.kernels.matmul.reference import activations
 
 aten = torch.ops.aten
 
@@ -25,6 +23,8 @@ VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
 
 CASTS = (torch.ops.prims.convert_element_type.default, aten._to_copy.default)
 CONSTANTS = (aten.full.default, aten.scalar_tensor.default)
+Activations = Mapping[str, Callable[[torch.Tensor], torch.Tensor]]
+
 LONGEST = 24
 """Steps looked at behind one product; gelu_tanh, the longest activation, takes about 12."""
 
@@ -42,10 +42,10 @@ class Chain:
         return self.steps[-1]
 
 
-def find_activation(start: Node) -> tuple[Chain, str] | None:
-    """The longest chain behind `start` that is one of our activations, with its name; None if there is none."""
+def find_activation(start: Node, activations: Activations) -> tuple[Chain, str] | None:
+    """The longest chain behind `start` that is one of the activations, with its name; None if there is none."""
     for chain in reversed(list(chains(start))):
-        name = recognise(chain)
+        name = recognise(chain, activations)
         if name:
             return chain, name
     return None
@@ -70,7 +70,7 @@ def skip_views(start: Node) -> tuple[Node, ...]:
     return tuple(views)
 
 
-def recognise(chain: Chain) -> str | None:
+def recognise(chain: Chain, activations: Activations) -> str | None:
     """The name of the activation that the chain computes, or None."""
     with _disable_current_modes(), torch.no_grad():
         points = _points()
@@ -78,7 +78,7 @@ def recognise(chain: Chain) -> str | None:
             values = _evaluate(chain, points)
         except (RuntimeError, TypeError, NotImplementedError):
             return None
-        for name, function in activations().items():
+        for name, function in activations.items():
             if torch.allclose(values, function(points), rtol=1e-6, atol=1e-9, equal_nan=True):
                 return name
     return None
@@ -99,7 +99,7 @@ def _region(start: Node) -> list[Node]:
     while waiting and len(region) <= LONGEST:
         node = min(waiting)
         waiting = [other for other in waiting if other is not node]
-        if _is_step(node, start) and all(n in region or n.target in CONSTANTS for n in node.all_input_nodes):
+        if is_step(node, start) and all(n in region or n.target in CONSTANTS for n in node.all_input_nodes):
             region.append(node)
             waiting += node.users
     return region
@@ -117,7 +117,8 @@ def _ancestors(end: Node, region: list[Node]) -> set[Node]:
     return found
 
 
-def _is_step(node: Node, start: Node) -> bool:
+def is_step(node: Node, start: Node) -> bool:
+    """Whether a node is a pointwise step of the same size as `start`, which may be computed together with it."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
     value = node.meta.get("val")

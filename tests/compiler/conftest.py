@@ -13,7 +13,7 @@ from functorch.compile import make_boxed_func, min_cut_rematerialization_partiti
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.decomposition import select_decomp_table
 
-from kernelwright.compiler.passes.replace_matmul import ReplaceMatmul
+from kernelwright.compiler.passes.replace import Replace
 from kernelwright.compiler.report import Report
 from kernelwright.kernels import get_operator
 from kernelwright.kernels.device import named_device
@@ -68,7 +68,7 @@ class Tried:
         self.answers = answers
         self.report = Report()
         self.graphs: list[torch.fx.Graph] = []
-        self._pass = ReplaceMatmul(answers, devices=("cpu",), report=self.report)
+        self._pass = Replace(answers, devices=("cpu",), report=self.report)
 
     def compile(self, function: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
         """The function behind AOTAutograd with Inductor's decompositions and our pass, run as it stands."""

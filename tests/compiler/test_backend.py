@@ -68,7 +68,7 @@ def test_replaced_products_infer_as_eager_does(recorder: Any, calls: list[str]) 
         torch.testing.assert_close(got, model(x))
     assert calls == ["bias,gelu", "bias"]
     assert len(report.replaced) == 2
-    assert "2 of 2 matrix products replaced" in str(report)
+    assert "2 of 2 products replaced" in str(report)
 
 
 def test_replaced_products_train_as_eager_does(recorder: Any, calls: list[str]) -> None:

@@ -67,7 +67,7 @@ def test_the_command_prints_a_table_json_and_a_page(
     assert ended.value.code == 0
     assert [product["calls"] for product in json.loads(capsys.readouterr().out)["products"]] == [2, 1]
     text = page.read_text(encoding="utf-8")
-    assert "2 of 3 matrix products replaced, 100.0 us a step" in text
+    assert "2 of 3 products replaced, 100.0 us a step" in text
     table = text[text.index("<table>") : text.index("</table>") + len("</table>")]
     rows = [["".join(cell.itertext()) for cell in row] for row in ElementTree.fromstring(table).iter("tr")]
     assert rows[1][0] == "2" and rows[1][2:6] == ["our kernel", "50.00 us", "100.00 us", "100.00 us"]

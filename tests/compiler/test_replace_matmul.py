@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from kernelwright.compiler.operands import workload_of
 from kernelwright.compiler.ops import MATMUL
-from kernelwright.compiler.passes.replace_matmul import ReplaceMatmul
+from kernelwright.compiler.passes.replace import Replace
 from kernelwright.compiler.report import Report
 from kernelwright.kernels.matmul.reference import activations
 from kernelwright.types import Workload
@@ -333,7 +333,7 @@ def test_operator_on_another_device_is_left_alone(forced: Any) -> None:
 
 def test_identity_follows_the_answers(recorder: Any) -> None:
     def identity(state: str | None, how: tuple[str, ...] = ("measured",)) -> Any:
-        return ReplaceMatmul(recorder(), state=state, how=how).uuid()
+        return Replace(recorder(), state=state, how=how).uuid()
 
     assert identity("one") == identity("one")
     assert len({identity("one"), identity("two"), identity("one", ("measured", "stale"))}) == 3
@@ -346,7 +346,7 @@ def test_an_answer_that_is_not_trusted_changes_nothing(recorder: Any) -> None:
     for node, size in zip(module.graph.nodes, ((6, 8), (8, 12), (6, 12)), strict=False):
         node.meta["val"] = mode.from_tensor(tensor(*size))
     report = Report()
-    ReplaceMatmul(recorder(), how=("nearest",), devices=("cpu",), report=report)(module.graph)
+    Replace(recorder(), how=("nearest",), devices=("cpu",), report=report)(module.graph)
     assert "not trusted" in report.decisions[0].reason
-    ReplaceMatmul(recorder(), how=("measured",), devices=("cpu",), report=report)(module.graph)
+    Replace(recorder(), how=("measured",), devices=("cpu",), report=report)(module.graph)
     assert report.decisions[1].replaced

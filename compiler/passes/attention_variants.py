@@ -1,0 +1,115 @@
+"""Reads the operators that scaled_dot_product_attention becomes, which differ in order and names of their arguments.
+
+The one place that knows these: they are torch's inner operators, and may change from release to release.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+aten = torch.ops.aten
+
+NAMES = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
+
+
+SPREADS = (aten.expand.default, aten.slice.Tensor, aten.constant_pad_nd.default)
+"""What torch puts between a mask and the attention: it spreads masks, and pads their rows to an aligned length."""
+
+
+def _present(ending: str) -> tuple[Any, ...]:
+    packets = (getattr(aten, f"_scaled_dot_product_{name}{ending}", None) for name in NAMES)
+    return tuple(packet.default for packet in packets if packet is not None)
+
+
+FORWARD = _present("")
+"""Operators of the forward pass that this torch has; results begin with the output and its logarithms."""
+
+BACKWARD = _present("_backward")
+"""Operators of the backward pass; results begin with the gradients of query, key and value."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Forward:
+    """An attention's operands [B, H, S, D]. mask: whatever spreads to [B, H, Sq, Skv], bool or additive. scale: None
+    for 1/sqrt(D)."""
+
+    q: Node
+    k: Node
+    v: Node
+    mask: Node | None
+    causal: bool
+    scale: float | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Backward:
+    """What the backward pass of an attention reads."""
+
+    forward: Forward
+    out: Node
+    lse: Node
+    d_out: Node
+
+
+def read(node: Node) -> Forward | Backward | None:
+    """A node with one of the targets, taken apart; None where it drops out or holds what is not a tensor."""
+    found = _named(node)
+    if found is None or found["dropout_p"] != 0.0:
+        return None
+    mask = found.get("attn_bias", found.get("attn_mask"))
+    tensors = [found[name] for name in ("query", "key", "value")]
+    if not all(isinstance(tensor, Node) for tensor in tensors):
+        return None
+    scale = found.get("scale")
+    if scale is not None and not isinstance(scale, float | int):
+        return None
+    q, k, v = tensors
+    forward = Forward(q, k, v, _plain(mask) if _is_there(mask) else None, bool(found["is_causal"]), scale)
+    if node.target not in BACKWARD:
+        return forward
+    d_out = found.get("grad_out", found.get("grad_out_"))
+    assert isinstance(d_out, Node)
+    return Backward(forward, found["out"], found["logsumexp"], d_out)
+
+
+def _named(node: Node) -> dict[str, Any] | None:
+    """All arguments by name, defaults filled in."""
+    schema = node.target._schema  # type: ignore[union-attr]
+    given = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
+    for argument in schema.arguments:
+        if argument.name not in given and argument.has_default_value():
+            given[argument.name] = argument.default_value
+    return given
+
+
+def _is_there(mask: Any) -> bool:
+    """Whether there is a mask; a backward pass without one gets nothing, or an empty tensor."""
+    return isinstance(mask, Node) and getattr(mask.meta.get("val"), "shape", ()) != (0,)
+
+
+def _plain(mask: Any) -> Node:
+    """The bool mask that an additive one was made of, which is half the memory; else the mask as it is."""
+    source: Any = mask
+    while source.target in SPREADS:
+        source = source.args[0]
+    if source.target is aten.where.self and source.meta["val"].shape[-1] == mask.meta["val"].shape[-1]:
+        seen, kept, hidden = source.args
+        if _number(kept) == 0.0 and _number(hidden) == float("-inf") and isinstance(seen, Node):
+            return seen
+    found: Node = mask
+    return found
+
+
+def _number(node: Any) -> float | None:
+    """The value of a node that makes a constant tensor."""
+    if not isinstance(node, Node):
+        return None
+    if node.target is aten.scalar_tensor.default:
+        return float(node.args[0])  # type: ignore[arg-type]
+    if node.target is aten.full.default:
+        return float(node.args[1])  # type: ignore[arg-type]
+    return None

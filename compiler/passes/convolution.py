@@ -1,0 +1,137 @@
+"""Finds convolutions, with the batch norm, activation and residual behind them, and both gradients of convolutions."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+
+import torch
+from torch.fx import Graph, Node
+
+from kernelwright.compiler.conv2d_operands import Geometry, workload_of
+from kernelwright.compiler.passes.candidate import Candidate, check_nodes, emit_call, is_known, item_of, value_of
+from kernelwright.compiler.passes.tail import Tail, emit_vectors, numbered, tails
+from kernelwright.errors import InvalidWorkload
+from kernelwright.kernels.conv2d.reference import activations
+from kernelwright.search.answer import Answer
+from kernelwright.types import Workload
+
+aten = torch.ops.aten
+
+GRADIENTS = ("input_gradient", "weight_gradient")
+"""Directions of a convolution's gradients, by their place among the results of aten.convolution_backward."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Forward:
+    """A convolution and the steps behind it."""
+
+    tail: Tail
+
+    def workload(self) -> Workload:
+        """See `Candidate`."""
+        x, w, bias, *rest = self.tail.start.args
+        out, end = value_of(self.tail.start), value_of(self.tail.end)
+        if end.dtype != out.dtype or end.shape != out.shape or end.stride() != out.stride():
+            raise InvalidWorkload("what follows the convolution lies otherwise in memory, or has another type")
+        biased = bias is not None
+        tensors = {"x": value_of(x), "w": value_of(w), "out": out}
+        workload = workload_of(tensors, Geometry.of(rest), "forward", self.tail.epilogue(biased))
+        channels = out.new_empty((out.shape[1],), dtype=torch.float32)
+        vectors = {name: channels for name in workload.epilogue if name in ("bias", "scale_vec")}
+        return check_nodes(workload, {"x": x, "w": w, **self._tensors()}, vectors)  # type: ignore[dict-item]
+
+    def obstacle(self) -> str:
+        """See `Candidate`."""
+        return ""
+
+    def replace(self, graph: Graph, answer: Answer) -> None:
+        """See `Candidate`."""
+        start, end = self.tail.start, self.tail.end
+        x, w, bias = start.args[:3]
+        workload = self.workload()
+        with graph.inserting_before(end):
+            vectors = emit_vectors(graph, self.tail, bias)  # type: ignore[arg-type]
+            operands = {"x": x, "w": w, **vectors, **self._tensors()}
+            (result,) = emit_call(graph, workload, answer, operands, [value_of(start)])  # type: ignore[arg-type]
+        end.replace_all_uses_with(result)
+        for node in (*reversed(self.tail.nodes), start):
+            graph.erase_node(node)
+
+    def _tensors(self) -> dict[str, Node]:
+        names = numbered(self.tail.epilogue(self.tail.start.args[2] is not None), ("residual", "multiply"))
+        return dict(zip(names, self.tail.tensors, strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class Gradient:
+    """One of the first two results of aten.convolution_backward."""
+
+    node: Node
+    place: int
+    item: Node
+
+    def workload(self) -> Workload:
+        """See `Candidate`."""
+        d_out, x, w, _, *rest = self.node.args[:10]
+        geometry = Geometry.of(rest)
+        if geometry.transposed:
+            raise InvalidWorkload("gradients of a transposed convolution are left to torch")
+        tensors = {"x": value_of(x), "w": value_of(w), "out": value_of(d_out)}
+        tensors["xw"[self.place]] = value_of(self.item)
+        return check_nodes(workload_of(tensors, geometry, GRADIENTS[self.place]), self._operands())
+
+    def obstacle(self) -> str:
+        """See `Candidate`."""
+        return ""
+
+    def replace(self, graph: Graph, answer: Answer) -> None:
+        """See `Candidate`."""
+        with graph.inserting_before(self.node):
+            (result,) = emit_call(graph, self.workload(), answer, self._operands(), [value_of(self.item)])
+        self.item.replace_all_uses_with(result)
+        graph.erase_node(self.item)
+        if not self.node.users:
+            graph.erase_node(self.node)
+            return
+        wanted = [kept and place != self.place for place, kept in enumerate(self.node.args[10])]  # type: ignore
+        self.node.update_arg(10, wanted)
+        values = self.node.meta["val"]
+        self.node.meta["val"] = tuple(None if place == self.place else value for place, value in enumerate(values))
+
+    def _operands(self) -> dict[str, Node]:
+        d_out, x, w = self.node.args[:3]
+        return {"w": w, "d_out": d_out} if self.place == 0 else {"x": x, "d_out": d_out}  # type: ignore[dict-item]
+
+
+class Convolutions:
+    """See `kernelwright.compiler.passes.candidate.Finder`."""
+
+    targets = ((aten.convolution.default, aten.convolution_backward.default),)
+
+    def unfit(self, node: Node) -> str:
+        """See `Finder`."""
+        return ""
+
+    def places(self, node: Node) -> Iterator[tuple[str, Iterable[Candidate]]]:
+        """See `Finder`."""
+        if node.target is aten.convolution.default:
+            yield node.name, _forwards(node)
+            return
+        for place, direction in enumerate(GRADIENTS):
+            item = item_of(node, place)
+            if item is not None and is_known(item):
+                yield f"{node.name} {direction}", [Gradient(node, place, item)]
+
+
+def _forwards(node: Node) -> list[Candidate]:
+    found: list[Candidate] = [Forward(tail) for tail in tails(node, activations(), _is_channels)]
+    return found[::-1]
+
+
+def _is_channels(vector: Node, image: Node) -> bool:
+    """Whether a tensor [K, 1, 1] or [1, K, 1, 1] has a number for each channel of an image [N, K, P, Q]."""
+    value, over = value_of(vector), value_of(image)
+    if value.device != over.device or not value.dtype.is_floating_point or over.dim() != 4 or value.dim() not in (3, 4):
+        return False
+    return tuple(value.shape)[-3:] == (over.shape[1], 1, 1) and value.numel() == over.shape[1]

@@ -1,0 +1,162 @@
+"""Puts our kernels in the place of products, convolutions and attentions, with the pointwise steps behind them, where
+they are faster.
+
+The pass runs on the graphs that AOTAutograd made, forward and backward together, so gradients of products need no rules
+of ours; and before Inductor pads unaligned operands, which would hide the shapes that the records know.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx import Graph, Node
+
+from kernelwright.compiler.dispatch import Prepared
+from kernelwright.compiler.operands import is_static
+from kernelwright.compiler.passes.attention import Attentions
+from kernelwright.compiler.passes.candidate import Candidate, Finder
+from kernelwright.compiler.passes.convolution import Convolutions
+from kernelwright.compiler.passes.matmul import Products
+from kernelwright.compiler.report import Decision, Report
+from kernelwright.errors import UsageError
+from kernelwright.search.answer import Answer
+from kernelwright.types import Workload
+
+FINDERS: tuple[Finder, ...] = (Products(), Convolutions(), Attentions())
+"""All that know a kind of operator."""
+
+_log = logging.getLogger(__name__)
+
+
+class Replace(CustomGraphPass):
+    """The pass. `answers` says what is fastest for a workload; None means that nothing is known.
+
+    how: the kinds of answer that are trusted (see `kernelwright.search.answer`). devices: torch device types.
+    state: identifies everything that the answers depend on; None keeps compiled graphs out of Inductor's cache.
+    """
+
+    def __init__(
+        self,
+        answers: Callable[[Workload], Answer],
+        *,
+        how: Collection[str] = ("measured",),
+        devices: Collection[str] = ("cuda",),
+        state: str | None = None,
+        report: Report | None = None,
+    ) -> None:
+        self._answers = answers
+        self._how = tuple(how)
+        self._devices = tuple(devices)
+        self._state = state
+        self._report = report or Report()
+
+    def __call__(self, graph: Graph) -> None:
+        """Replace what is faster; an error of ours leaves the rest of the graph as it is, and is logged."""
+        try:
+            self._prepare(graph)
+            for finder in FINDERS:
+                for node in found_by(finder, graph):
+                    self._report.decisions += self._decide(graph, finder, node)
+        except Exception as error:
+            self._report.warnings.append(str(error))
+            _log.warning("products are left to Inductor: %s", error, exc_info=True)
+
+    def uuid(self) -> Any:
+        """What the outcome depends on besides the graph."""
+        if self._state is None:
+            return None
+        # Whatever decides or runs what stands in a graph lies in this package.
+        sources = sorted(str(path) for path in Path(__file__).resolve().parents[1].rglob("*.py"))
+        return ("kernelwright.replace", get_hash_for_files(tuple(sources)), self._state, self._how, self._devices)
+
+    def workloads(self, graph: Graph) -> Iterator[tuple[str, list[Workload], str]]:
+        """Each place of a graph by name, with the workloads of its forms, the most inclusive first, and why there are
+        none (or "")."""
+        for finder in FINDERS:
+            for node in found_by(finder, graph):
+                reason = self.unfit(finder, node)
+                if reason:
+                    yield node.name, [], reason
+                    continue
+                for name, forms in finder.places(node):
+                    yield name, *_workloads(forms)
+
+    def unfit(self, finder: Finder, node: Node) -> str:
+        """Why a node is not ours at all, or ""."""
+        nodes = (node, *node.all_input_nodes)
+        values = [value for one in nodes for value in _tensors(one)]
+        known = sum(bool(_tensors(one)) for one in nodes)
+        if known < len(nodes):
+            return "its shapes are not known"
+        if not all(is_static(value) for value in values):
+            return "its sizes are not known before it runs"
+        devices = {value.device for value in values}
+        if len(devices) > 1 or next(iter(devices)).type not in self._devices:
+            return f"it runs on {', '.join(sorted(map(str, devices)))}"
+        return finder.unfit(node)
+
+    def _prepare(self, graph: Graph) -> None:
+        """Tell the source of answers what it will be asked, if it wants to know."""
+        if isinstance(self._answers, Prepared):
+            self._answers.prepare([workload for _, forms, _ in self.workloads(graph) for workload in forms])
+
+    def _decide(self, graph: Graph, finder: Finder, node: Node) -> list[Decision]:
+        unfit = self.unfit(finder, node)
+        if unfit:
+            return [Decision(node.name, None, False, unfit)]
+        return [self._decide_place(graph, name, forms) for name, forms in finder.places(node)]
+
+    def _decide_place(self, graph: Graph, name: str, forms: Iterable[Candidate]) -> Decision:
+        decision = Decision(name, None, False, "no form of it fits a kernel")
+        for candidate in forms:
+            try:
+                workload = candidate.workload()
+            except UsageError as error:
+                decision = Decision(name, None, False, str(error)) if decision.workload is None else decision
+                continue
+            answer = self._answers(workload)
+            decision = self._judge(name, answer)
+            obstacle = candidate.obstacle() if decision.replaced else ""
+            if obstacle:
+                decision = dataclasses.replace(decision, replaced=False, reason=obstacle)
+            if decision.replaced:
+                candidate.replace(graph, answer)
+                break
+        return decision
+
+    def _judge(self, name: str, answer: Answer) -> Decision:
+        wins = answer.choice == "kernel" and answer.how in self._how and answer.schedule is not None
+        if wins:
+            reason = f"{answer.how}: faster than {answer.vendor or 'any library call'}"
+        elif answer.choice == "kernel":
+            reason = f"an answer that is {answer.how} is not trusted here"
+        else:
+            reason = answer.note or f"{answer.how}: {answer.vendor or 'the library call'} is as fast"
+        return Decision(name, answer.workload, wins, reason, answer.schedule, answer.expected_us, answer.vendor_us)
+
+
+def found_by(finder: Finder, graph: Graph) -> list[Node]:
+    """The nodes that a finder knows: one group of its targets after the other, in the graph's order."""
+    return [node for group in finder.targets for node in graph.nodes if node.target in group]
+
+
+def _workloads(forms: Iterable[Candidate]) -> tuple[list[Workload], str]:
+    found, reason = [], ""
+    for candidate in forms:
+        try:
+            found.append(candidate.workload())
+        except UsageError as error:
+            reason = str(error)
+    return found, "" if found else reason or "no form of it fits a kernel"
+
+
+def _tensors(node: Node) -> list[FakeTensor]:
+    """The fake tensors among a node's values; none where anything of it is not known."""
+    value = node.meta.get("val")
+    return [one for one in (value if isinstance(value, tuple | list) else (value,)) if isinstance(one, FakeTensor)]

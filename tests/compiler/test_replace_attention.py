@@ -1,0 +1,164 @@
+"""Attention in graphs: the forms that torch's dispatch gives on a CPU by numbers, and those of a GPU by their names."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as functional
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph
+
+from kernelwright.compiler.kernel_call import CALL
+from kernelwright.compiler.passes import attention_variants
+from kernelwright.types import Workload
+
+aten = torch.ops.aten
+sdpa = functional.scaled_dot_product_attention
+
+
+def operands(
+    q_length: int = 24, kv_length: int = 24, kv_heads: int = 4, dtype: torch.dtype = torch.float32
+) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(q_length + kv_length)
+    sizes = (2, 4, q_length, 16), (2, kv_heads, kv_length, 16), (2, kv_heads, kv_length, 16)
+    return tuple(torch.randn(*size, generator=generator).to(dtype) for size in sizes)
+
+
+def workload_of(tried: Any) -> Workload:
+    (decision,) = tried.report.replaced
+    workload: Workload = decision.workload
+    return workload
+
+
+def check(tried: Any, model: Callable[..., Any], *args: torch.Tensor, error: float = 1e-5) -> None:
+    with torch.no_grad():
+        got, want = tried.compile(model)(*args), model(*args)
+    torch.testing.assert_close(got, want, rtol=error, atol=error)
+    assert got.stride() == want.stride()
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"scale": 0.3}, {"is_causal": True, "scale": 2}], ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_plain_and_causal(forced: Any, dtype: torch.dtype, options: dict[str, Any]) -> None:
+    check(forced, lambda *x: sdpa(*x, **options), *operands(dtype=dtype), error=1e-5 if dtype.itemsize > 2 else 2e-2)
+    attributes = dict(workload_of(forced).attributes)
+    assert attributes.pop("causal", None) == ("bottom_right" if "is_causal" in options else None)
+    assert attributes == {name: value for name, value in options.items() if name == "scale"}
+
+
+@pytest.mark.parametrize(("q_length", "kv_length"), [(8, 24), (24, 8), (1, 24)])
+def test_causal_with_other_lengths_counts_from_the_first_key(forced: Any, q_length: int, kv_length: int) -> None:
+    check(forced, lambda *x: sdpa(*x, is_causal=True), *operands(q_length, kv_length))
+    assert workload_of(forced).attributes["causal"] == "top_left"
+
+
+def test_query_heads_may_share_keys(forced: Any) -> None:
+    check(forced, lambda *x: sdpa(*x, is_causal=True, enable_gqa=True), *operands(kv_heads=2))
+    assert workload_of(forced).dims["Hkv"] == 2
+
+
+@pytest.mark.parametrize("sizes", [(24, 24), (2, 1, 1, 24), (1, 4, 24, 24), (2, 4, 24, 24)], ids=str)
+@pytest.mark.parametrize("kind", ["bool", "additive"])
+def test_masks(forced: Any, kind: str, sizes: tuple[int, ...]) -> None:
+    seen = torch.rand(*sizes, generator=torch.Generator().manual_seed(0)) > 0.3
+    seen[..., 0] = True
+    mask = seen if kind == "bool" else torch.randn(sizes).masked_fill(~seen, float("-inf"))
+    check(forced, lambda q, k, v, mask: sdpa(q, k, v, attn_mask=mask), *operands(), mask)
+    there = "".join(letter for letter, size in zip("bhqk"[-len(sizes) :], sizes, strict=True) if size > 1)
+    assert (workload_of(forced).attributes["mask"], workload_of(forced).attributes["mask_dims"]) == (kind, there)
+
+
+def test_result_lies_as_torch_leaves_it(forced: Any) -> None:
+    def model(x: torch.Tensor) -> torch.Tensor:
+        q, k, v = x.view(2, 24, 3, 4, 16).permute(2, 0, 3, 1, 4).unbind(0)
+        return sdpa(q, k, v).transpose(1, 2).reshape(2, 24, 64)
+
+    check(forced, model, torch.randn(2, 24, 192))
+    assert workload_of(forced).layouts["q"] == "strided:4608,16,192,1"
+
+
+@pytest.mark.parametrize("kv_heads", [4, 2])
+@pytest.mark.parametrize("masked", ["", "causal", "bool"])
+def test_gradients(forced: Any, masked: str, kv_heads: int) -> None:
+    leaves = [tensor.requires_grad_() for tensor in operands(kv_heads=kv_heads)]
+    mask = torch.rand(24, 24) > 0.3 if masked == "bool" else None
+    if mask is not None:
+        mask[:, 0] = True
+
+    def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return sdpa(q, k, v, mask, is_causal=masked == "causal", enable_gqa=kv_heads < 4).square()
+
+    got, want = (torch.autograd.grad(run(*leaves).sum(), leaves) for run in (forced.compile(model), model))
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    kinds = [(d.workload.attributes.get("direction"), d.workload.attributes.get("lse")) for d in forced.report.replaced]
+    assert kinds == [("backward", None), (None, True)]
+    assert forced.targets().count(CALL) == 2
+
+
+@pytest.mark.parametrize("ours", ["forward", "backward"])
+def test_forward_pass_is_only_ours_with_its_backward_pass(tried_with: Any, ours: str) -> None:
+    tried = tried_with(lambda workload: workload.attributes.get("direction", "forward") == ours)
+    leaves = [tensor.requires_grad_() for tensor in operands()]
+    got, want = (torch.autograd.grad(run(*leaves).sum(), leaves) for run in (tried.compile(sdpa), sdpa))
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    # the CPU's backward pass reads nothing but the output and the logarithms, which ours computes as well
+    assert len(tried.report.replaced) == 1
+
+
+@pytest.mark.parametrize("what", ["fp64", "dropout", "no keys", "three dimensions"])
+def test_what_no_kernel_takes_is_left_alone(forced: Any, what: str) -> None:
+    q, k, v = operands(kv_length=0 if what == "no keys" else 24)
+    if what == "fp64":
+        q, k, v = q.double(), k.double(), v.double()
+    elif what == "three dimensions":
+        q, k, v = q[0], k[0], v[0]
+    with torch.no_grad():
+        compiled = forced.compile(lambda *x: sdpa(*x, dropout_p=0.5 if what == "dropout" else 0.0))
+        out = compiled(q, k, v)
+    if what != "dropout":
+        torch.testing.assert_close(out, sdpa(q, k, v))
+    assert not forced.report.replaced or what == "three dimensions"
+
+
+@pytest.mark.parametrize(
+    ("name", "behind"),
+    [
+        ("flash_attention", (0.0, True)),
+        ("cudnn_attention", (None, True, 0.0, True)),
+        ("efficient_attention", (None, True, 0.0, True)),
+    ],
+)
+def test_forms_of_a_gpu_are_read(name: str, behind: tuple[Any, ...]) -> None:
+    graph = Graph()
+    q, k, v = (graph.placeholder(name) for name in "qkv")
+    node = graph.call_function(getattr(aten, f"_scaled_dot_product_{name}").default, (q, k, v, *behind), {"scale": 0.5})
+    found = attention_variants.read(node)
+    assert found == attention_variants.Forward(q, k, v, None, True, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "behind"),
+    [
+        ("flash_attention", ("out", "lse", "x", "x", 1, 1, 0.0, True, "x", "x")),
+        ("cudnn_attention", ("out", "lse", "x", "x", None, "x", "x", 1, 1, 0.0, True)),
+        ("efficient_attention", ("x", "out", "lse", "x", "x", 0.0, [True, True, True, False], True)),
+    ],
+)
+def test_backward_forms_of_a_gpu_are_read(name: str, behind: tuple[Any, ...]) -> None:
+    graph = Graph()
+    d_out, q, k, v, out, lse, x = (graph.placeholder(name) for name in ("d_out", "q", "k", "v", "out", "lse", "x"))
+    with FakeTensorMode():
+        x.meta["val"] = torch.empty(0)
+    nodes = {"out": out, "lse": lse, "x": x}
+    args = tuple(nodes.get(one, one) if isinstance(one, str) else one for one in behind)
+    node = graph.call_function(getattr(aten, f"_scaled_dot_product_{name}_backward").default, (d_out, q, k, v, *args))
+    found = attention_variants.read(node)
+    assert isinstance(found, attention_variants.Backward)
+    assert (found.out, found.lse, found.d_out) == (out, lse, d_out)
+    assert found.forward.causal and (found.forward.q, found.forward.k, found.forward.v) == (q, k, v)
+    assert found.forward.mask is None
