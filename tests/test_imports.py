@@ -25,7 +25,7 @@ MAY_IMPORT = {
     "search": VOCABULARY | {"kernels", "cost_model", "recorded"},
     "db": VOCABULARY,
     "service": VOCABULARY | {"kernels", "cost_model", "search", "db", "recorded"},
-    "compiler": VOCABULARY | {"kernels", "search", "db", "service.client"},
+    "compiler": VOCABULARY | {"kernels", "cost_model", "search", "db", "service.client"},
 }
 
 FOLDERS = ("kernels", "cost_model", "search", "db", "service", "compiler")

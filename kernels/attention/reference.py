@@ -22,8 +22,9 @@ PIECE = 2**25
 class _Piece:
     """Some batch entries, query heads and queries with all of their keys.
 
-    q [b, h, r, D], k [b, h, keys, D], v [b, h, keys, Dv]: fp64. place: of the first query among the keys. mask, slopes,
-    sinks: their parts, or None. where: indices into out [B, Hq, Sq, Dv] (packed: of the sequence's view).
+    q [b, h, r, D], k [b, h, keys, D], v [b, h, keys, Dv]: in the type that is computed in. place: of the first query
+    among the keys. mask, slopes, sinks: their parts, or None. where: indices into out [B, Hq, Sq, Dv] (packed: of the
+    sequence's view).
     """
 
     q: torch.Tensor
@@ -50,14 +51,17 @@ class _Batch:
     gradients: tuple[torch.Tensor, ...] = ()
 
 
-def forward(p: Problem, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
-    """(out, lse) in fp64: out [B, Hq, Sq, Dv] and lse [B, Hq, Sq], packed [T, Hq, Dv] and [Hq, T]."""
+def forward(p: Problem, inputs: Inputs, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, torch.Tensor]:
+    """(out, lse) in fp64: out [B, Hq, Sq, Dv] and lse [B, Hq, Sq], packed [T, Hq, Dv] and [Hq, T].
+
+    dtype: compute in another floating-point type, whose results are no reference.
+    """
     import torch
 
-    q = inputs["q"]
-    out = torch.zeros(p.out.shape, dtype=torch.float64, device=q.device)
+    q, dtype = inputs["q"], dtype or torch.float64
+    out = torch.zeros(p.out.shape, dtype=dtype, device=q.device)
     shape = (p.heads, p.total_q) if p.packed else (p.batch, p.heads, p.q_length)
-    lse = torch.full(shape, -math.inf, dtype=torch.float64, device=q.device)
+    lse = torch.full(shape, -math.inf, dtype=dtype, device=q.device)
     for batch in _batches(p, inputs, out, lse):
         for piece in _pieces(p, inputs, batch):
             weights, denominator, _ = _weights(p, piece)
@@ -66,22 +70,23 @@ def forward(p: Problem, inputs: Inputs) -> tuple[torch.Tensor, torch.Tensor]:
     return out, lse
 
 
-def backward(p: Problem, inputs: Inputs) -> tuple[torch.Tensor, ...]:
-    """(dq, dk, dv) in fp64, and d_mask [the mask's sizes, 1 where it repeats] with mask_gradient."""
+def backward(p: Problem, inputs: Inputs, dtype: torch.dtype | None = None) -> tuple[torch.Tensor, ...]:
+    """(dq, dk, dv) in fp64, and d_mask [the mask's sizes, 1 where it repeats] with mask_gradient. dtype: as in
+    `forward`."""
     import torch
 
-    out, lse = forward(p, inputs)
-    gradients = [torch.zeros(inputs[n].shape, dtype=torch.float64, device=out.device) for n in ("q", "k", "v")]
+    out, lse = forward(p, inputs, dtype)
+    gradients = [torch.zeros(inputs[n].shape, dtype=out.dtype, device=out.device) for n in ("q", "k", "v")]
     kept = [i for i, letter in enumerate("bhqk") if letter in p.mask_dims]
     if p.mask_gradient:
         shape = tuple(size if i in kept else 1 for i, size in enumerate(inputs["mask"].shape))
-        gradients.append(torch.zeros(shape, dtype=torch.float64, device=out.device))
+        gradients.append(torch.zeros(shape, dtype=out.dtype, device=out.device))
     for batch in _batches(p, inputs, out, lse, tuple(gradients[:3])):
         dq, dk, dv = batch.gradients
         for piece in _pieces(p, inputs, batch):
             assert batch.d_out is not None
             weights, _, slope = _weights(p, piece)
-            d_out = batch.d_out[piece.where].double()
+            d_out = batch.d_out[piece.where].to(out.dtype)
             delta = (d_out * batch.out[piece.where]).sum(-1, keepdim=True)
             d_scores = weights * (d_out @ piece.v.transpose(-1, -2) - delta)
             if p.mask_gradient:
@@ -150,10 +155,10 @@ def _pieces(p: Problem, inputs: Inputs, batch: _Batch) -> Iterator[_Piece]:
         for h in range(0, heads, steps[1]):
             for r in range(0, queries, steps[2]):
                 where = (slice(b, b + steps[0]), slice(h, h + steps[1]), slice(r, r + steps[2]))
-                q = batch.q[where].double() * scale
+                q = batch.q[where].to(batch.out.dtype) * scale
                 mine = [(h + turn) // p.group for turn in range(q.shape[1])]
-                k, v = (t[where[0]][:, mine].double() for t in (batch.k, batch.v))
-                slopes, sinks = (inputs[n][where[1]].double() if n in inputs else None for n in ("alibi", "sinks"))
+                k, v = (t[where[0]][:, mine].to(q.dtype) for t in (batch.k, batch.v))
+                slopes, sinks = (inputs[n][where[1]].to(q.dtype) if n in inputs else None for n in ("alibi", "sinks"))
                 mask = None if batch.mask is None else batch.mask[where]
                 yield _Piece(q, k, v, place + r, mask, slopes, sinks, where)
 
@@ -181,7 +186,7 @@ def _weights(p: Problem, piece: _Piece) -> tuple[torch.Tensor, torch.Tensor, tor
         slope, scores = 1.0 - capped.square(), capped * p.softcap
     if piece.mask is not None:
         hidden = p.mask == "bool"
-        scores = scores.masked_fill(~piece.mask, -math.inf) if hidden else scores + piece.mask.double()
+        scores = scores.masked_fill(~piece.mask, -math.inf) if hidden else scores + piece.mask.to(scores.dtype)
     rows = piece.place + torch.arange(scores.shape[2], device=scores.device)[:, None]
     columns = torch.arange(scores.shape[3], device=scores.device)[None, :]
     if piece.slopes is not None:
