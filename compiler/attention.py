@@ -1,5 +1,21 @@
 """Attention as a function with gradients, for eager code and for torch.compile:
 `attention(q, k, v, causal=True, window=4096, softcap=30.0)`.
+
+q [B, Hq, Sq, D], k [B, Hkv, Skv, D], v [B, Hkv, Skv, Dv], all fp16, bf16 or fp32, with any strides; query head h reads
+key head h // (Hq / Hkv). Packed sequences: q [T, Hq, D], k and v [Tk, Hkv, ..] with cu_q and cu_k int32 [B + 1], and
+longest_q and longest_k, the longest lengths, which are looked up (that waits for the GPU) where they are not given. A
+paged cache, without gradients: k and v [pages, page, Hkv, ..] with block_table and lengths, int32.
+
+causal    True or "bottom_right" (the last query sees every key), or "top_left" (the first query sees the first key)
+window    of the keys up to a query's own place, the last so many; 0 for all
+softcap   c: a score s becomes c * tanh(s / c); 0 for none
+scale     of the scores; 1 / sqrt(D) by default
+mask      bool (True is visible) or additive, of a shape that spreads to [B, Hq, Sq, Skv]
+sinks     [Hq] a score a head that counts in the denominator alone
+alibi     [Hq] slopes
+schedule, backward_schedule   Schedule.to_json as text, instead of the choice by records and cost model
+
+A query that sees no key gives zeros.
 """
 
 from __future__ import annotations
@@ -35,21 +51,10 @@ def attention(
     schedule: str = "",
     backward_schedule: str = "",
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """softmax(scale * q @ k^T, masked) @ v, or that and the natural logarithm of the softmax's denominator (fp32, which
-    has no gradient). A query that sees no key gives zeros.
+    """softmax(scale * q @ k^T, masked) @ v with gradients of q, k, v, an additive mask and sinks; or (that, lse), lse the
+    natural logarithm of the denominator in fp32. The module's docstring tells of the arguments.
 
-    q [B, Hq, Sq, D], k [B, Hkv, Skv, D], v [B, Hkv, Skv, Dv], all fp16, bf16 or fp32, with any strides; query head h
-    reads key head h // (Hq / Hkv). Packed sequences: q [T, Hq, D], k and v [Tk, Hkv, ..] with cu_q and cu_k int32
-    [B + 1] and the lengths of the longest ones, which are looked up (that waits for the GPU) where they are not given.
-    A paged cache, without gradients: k and v [pages, page, Hkv, ..] with block_table and lengths, int32.
-
-    causal: True or "bottom_right" (the last query sees every key), or "top_left" (the first query sees the first key).
-    window: of the keys up to a query's own place, the last so many, 0 for all. softcap: c * tanh(score / c), 0 for
-    none. scale: 1 / sqrt(D) by default. mask: bool (True is visible) or additive, of a shape that spreads to
-    [B, Hq, Sq, Skv]. sinks [Hq]: a score a head in the denominator alone. alibi [Hq]: slopes.
-
-    Gradients: of q, k, v, an additive mask and sinks. schedule, backward_schedule: Schedule.to_json as text, instead of
-    the choice by records and cost model. Raises InvalidWorkload or UnsupportedDtype, with what was wanted.
+    Raises InvalidWorkload or UnsupportedDtype, with what was wanted.
     """
     if (cu_q is None) != (cu_k is None) or (block_table is None) != (lengths is None):
         raise InvalidWorkload("packed sequences need both cu_q and cu_k, a paged cache both block_table and lengths")
