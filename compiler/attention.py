@@ -51,8 +51,8 @@ def attention(
     schedule: str = "",
     backward_schedule: str = "",
 ) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
-    """softmax(scale * q @ k^T, masked) @ v with gradients of q, k, v, an additive mask and sinks; or (that, lse), lse the
-    natural logarithm of the denominator in fp32. The module's docstring tells of the arguments.
+    """softmax(scale * q @ k^T, masked) @ v with gradients of q, k, v, an additive mask and sinks; or (that, lse), where
+    lse is the natural logarithm of the denominator in fp32. The module's docstring tells of the arguments.
 
     Raises InvalidWorkload or UnsupportedDtype, with what was wanted.
     """

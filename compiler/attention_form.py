@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kernelwright.compiler.operands import DTYPE_NAMES
+from kernelwright.compiler.operands import DTYPE_NAMES, fp32_error_budget
 from kernelwright.errors import InvalidWorkload, UnsupportedDtype
 from kernelwright.kernels.attention.layout import dense_strides
 from kernelwright.kernels.attention.workload import attention_workload
@@ -66,6 +66,7 @@ class Form:
             layout=layouts | {"out": out_layout(q)} | ({"v": "shared"} if shared else {}),
             page=k.shape[1] if paged else None,
             packed=(q.shape[0], k.shape[0]) if q.dim() == 3 else None,
+            error_budget=fp32_error_budget(q.dtype),
             **self._attributes(tensors, backward),
         )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from kernelwright.kernels.attention.template import (
     AttentionTemplate,
     bulk_copy,
+    can_split,
     element_bytes,
     forward_only,
     head_parts,
@@ -116,6 +117,7 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         Constraint("parts", parts),
         _steps(problem),
         _wide_side(problem),
+        _two_parts(problem, device),
         _bulk(problem, device),
     ]
 
@@ -147,6 +149,22 @@ def _wide_side(problem: Problem) -> Constraint:
         return f"keys and values fill {least} of the 64 rows of the wide side" if least < 64 else None
 
     return Constraint("turned", check)
+
+
+def _two_parts(problem: Problem, device: DeviceSpec) -> Constraint:
+    """What was measured wrong on Hopper of keys in two parts: both products by warpgroups, but for the plainest way."""
+
+    def check(knobs: Knobs) -> str | None:
+        if not can_split(problem.head_dim) or device.architecture != "sm_90":
+            return None
+        rows, warps = number(knobs, "block_m"), number(knobs, "num_warps")
+        if knobs["turned"]:
+            return "turned products of keys in two parts were measured wrong on sm_90"
+        if rows >= 64 and warps > rows // 16:
+            return f"{warps} warps on {rows} rows of keys in two parts were measured wrong on sm_90"
+        return None
+
+    return Constraint("two_parts", check)
 
 
 def _bulk(problem: Problem, device: DeviceSpec) -> Constraint:

@@ -71,12 +71,17 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         count = number(knobs, "num_stages")
         return f"{count} stages for {steps} blocks of keys" if count > max(steps, 1) and count > 2 else None
 
+    def head(knobs: Knobs) -> str | None:
+        wrong = knobs["head"] == "split" and device.architecture == "sm_90"
+        return "heads in two parts were measured wrong on sm_90; pad them" if wrong else None
+
     def cache(knobs: Knobs) -> str | None:
         return "reads keys that lie in one piece, not in pages" if problem.page else None
 
     return [
         forward_only(problem),
         multiplies(problem, device),
+        Constraint("head", head),
         Constraint("pages", cache),
         Constraint("rows", rows),
         Constraint("columns", columns),

@@ -14,11 +14,11 @@ from kernelwright.kernels.attention.decode import DECODE
 from kernelwright.kernels.attention.forward import FORWARD
 from kernelwright.kernels.attention.forward_warp_specialized import FORWARD_WARP_SPECIALIZED
 from kernelwright.kernels.attention.lengths import visible_pairs
-from kernelwright.kernels.attention.template import AttentionTemplate
+from kernelwright.kernels.attention.template import AttentionTemplate, compute_precisions, score_size
 from kernelwright.kernels.attention.vendor import vendor_call
 from kernelwright.kernels.attention.workload import Problem, problem_of
 from kernelwright.kernels.operator import Inputs, Launch, Result, Work, bytes_of
-from kernelwright.kernels.precision import PRODUCT_ERROR, ROUNDING_ERROR, allowed, own_precision
+from kernelwright.kernels.precision import PRODUCT_ERROR, ROUNDING_ERROR, own_precision
 from kernelwright.kernels.space import UnionSpace
 from kernelwright.types import DeviceSpec, Scalar, Schedule, Workload
 
@@ -57,8 +57,7 @@ class AttentionOperator:
 
     def compute_precisions(self, workload: Workload) -> tuple[str, ...]:
         """Names of DeviceSpec.peak_tflops that the error budget allows, fastest first."""
-        p = problem_of(workload)
-        return allowed(p.dtype, p.dtype, p.out_dtype, workload.error_budget)
+        return compute_precisions(problem_of(workload), workload.error_budget)
 
     def space(self, workload: Workload, device: DeviceSpec) -> UnionSpace:
         """Every legal schedule of every template."""
@@ -83,12 +82,11 @@ class AttentionOperator:
         for normal operands, where it is above 1).
         """
         p = problem_of(workload)
-        size = max(1.0, abs(p.scale) * math.sqrt(p.head_dim))
         precision = self.compute_precisions(workload)[0]
         narrowed = ROUNDING_ERROR["bf16"] if precision == "bf16" and p.dtype == "fp32" else ROUNDING_ERROR[p.dtype]
         own = own_precision(p.dtype, p.dtype)
         roundings = ROUNDINGS["backward" if p.backward else "forward"]
-        parts = (size * PRODUCT_ERROR[precision if own == "ieee" else own], narrowed * math.sqrt(roundings))
+        parts = (score_size(p) * PRODUCT_ERROR[precision if own == "ieee" else own], narrowed * math.sqrt(roundings))
         limit = FACTOR * math.hypot(*parts, ROUNDING_ERROR[p.out_dtype])
         return limit if workload.error_budget is None else min(limit, workload.error_budget)
 

@@ -90,6 +90,19 @@ def test_unaligned_or_repeated_keys_are_not_copied_in_bulk(layout: str) -> None:
     assert {member.knobs["loads"] for member in members} == {"pointer"}
 
 
+def test_ways_that_were_measured_wrong_are_left_out_on_hopper_alone() -> None:
+    """Both come from keys in two parts by warpgroups: heads of 576, 160 and 72, with triton 3.6 on an H200."""
+    absorbed = list(ATTENTION.templates["decode"].space(ABSORBED, named_device("h100")))
+    assert absorbed and not any(s.knobs["turned"] for s in absorbed)
+    assert all(s.knobs["num_warps"] <= 4 for s in absorbed if s.knobs["block_m"] == 64)
+    plain = ATTENTION.templates["decode"].space(GROUPED, named_device("h100"))
+    assert any(s.knobs["turned"] for s in plain)
+    uneven = attention_workload(1, 4, 300, 300, 72, causal="bottom_right")
+    for device, heads in (("h100", {"pad"}), ("a100", {"pad", "split"})):
+        space = ATTENTION.templates["forward"].space(uneven, named_device(device))
+        assert {s.knobs["head"] for s in space} == heads
+
+
 def test_splits_leave_every_part_a_block_of_keys() -> None:
     short = ATTENTION.templates["decode"].space(attention_workload(1, 8, 1, 100, 64, kv_heads=1), H100)
     assert all(int(s.knobs["split_kv"]) * int(s.knobs["block_n"]) <= 128 for s in short)

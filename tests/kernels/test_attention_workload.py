@@ -15,6 +15,7 @@ from kernelwright.kernels.attention.lengths import packed_lengths, visible_pairs
 from kernelwright.kernels.attention.operator import ATTENTION
 from kernelwright.kernels.attention.reference import PIECE, backward, forward
 from kernelwright.kernels.attention.workload import attention_workload, problem_of
+from kernelwright.kernels.device import named_device
 from kernelwright.kernels.operator import Inputs
 from kernelwright.types import Workload
 
@@ -200,3 +201,17 @@ def test_vendor_calls_compute_the_same(options: dict[str, Any]) -> None:
     right = ATTENTION.reference(workload, inputs)
     assert isinstance(right, torch.Tensor)
     assert torch.allclose(found[1]().double(), right, atol=1e-5), found[0]
+
+
+def test_a_precision_must_keep_the_budget_with_what_scores_add_to_its_error() -> None:
+    """tf32 was measured to make 1.4e-3: more than that of one product, for which 1e-3 would be enough."""
+
+    def offered(budget: float, **options: Any) -> tuple[str, ...]:
+        return ATTENTION.compute_precisions(
+            attention_workload(1, 4, 300, 300, 64, "fp32", error_budget=budget, **options)
+        )
+
+    assert "tf32" not in offered(1e-3) and "bf16x3" in offered(1e-3)
+    assert "tf32" in offered(2e-3) and "tf32" not in offered(2e-3, scale=1.0)
+    space = ATTENTION.space(attention_workload(1, 4, 300, 300, 64, "fp32", error_budget=1e-3), named_device("h100"))
+    assert {s.knobs["precision"] for s in space}.isdisjoint({"tf32", "bf16"})
