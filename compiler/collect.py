@@ -1,10 +1,13 @@
-"""What a model multiplies: its workloads and how often a step runs each, found as the backend's pass finds them.
+"""What a model computes that kernels of ours could: its workloads and how often a step runs each, as the backend's pass
+finds them.
 
 Nothing is compiled or replaced, and no GPU is needed: a model on the meta device will do.
 """
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib.util
 import sys
 from collections import Counter
@@ -13,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch._inductor.lowering
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch._aot_autograd.utils import make_boxed_func
 from torch._functorch.partitioners import default_partition
 from torch._inductor.decomposition import select_decomp_table
 from torch.fx import Graph
 
+from kernelwright.compiler.meta_device import as_on_a_gpu, empty_results, fuse_attention
 from kernelwright.compiler.passes.replace import Replace
 from kernelwright.errors import UsageError
 from kernelwright.types import Workload
@@ -33,9 +38,11 @@ def visit(
     """Run one step of the model (forward, and backward where it takes gradients) as it is, and show `look` each graph
     that the backend's pass would see, forward and backward together."""
     torch._dynamo.reset()
-    result = torch.compile(model, backend=_backend(look), dynamic=False)(*inputs, **(keywords or {}))
-    if isinstance(result, torch.Tensor) and result.requires_grad:
-        result.sum().backward()
+    without_data = any(isinstance(tensor, torch.Tensor) and tensor.is_meta for tensor in inputs)
+    with as_on_a_gpu() if without_data else contextlib.nullcontext():
+        result = torch.compile(model, backend=_backend(look, without_data), dynamic=False)(*inputs, **(keywords or {}))
+        if isinstance(result, torch.Tensor) and result.requires_grad:
+            result.sum().backward()
 
 
 def collect_workloads(
@@ -80,24 +87,32 @@ def _load(path: Path, name: str) -> tuple[Callable[..., Any], Any]:
     return getattr(module, name)() if name else (module.model, module.inputs)
 
 
-def _backend(look: Callable[[Graph], None]) -> Callable[..., Any]:
-    """A backend that runs graphs as they are, after it has shown forward and backward together."""
+def _backend(look: Callable[[Graph], None], without_data: bool) -> Callable[..., Any]:
+    """A backend that runs graphs as they are, after it has shown forward and backward together; without data it only
+    makes results of the right sizes."""
+
+    def run(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        return make_boxed_func(functools.partial(empty_results, graph.graph) if without_data else graph.forward)
 
     def inference(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
         look(graph.graph)
-        return make_boxed_func(graph.forward)
+        return run(graph, inputs)
 
     def partition(joint: torch.fx.GraphModule, inputs: Sequence[Any], **options: Any) -> Any:
         look(joint.graph)
         return default_partition(joint, inputs, **options)
 
-    def run(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
-        return make_boxed_func(graph.forward)
-
     table = select_decomp_table()
-    return aot_autograd(
+    behind = aot_autograd(
         fw_compiler=run, bw_compiler=run, inference_compiler=inference, partition_fn=partition, decompositions=table
     )
+
+    def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        if without_data:
+            fuse_attention(graph)
+        return behind(graph, inputs)
+
+    return backend
 
 
 def _count(graph: Graph, found: Counter[Workload], left_out: list[str]) -> None:

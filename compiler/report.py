@@ -1,4 +1,4 @@
-"""What the backend did with each product, convolution and attention, and why: hand a `Report` in by options={"report": report}."""
+"""What the backend did with each product, convolution and attention, and why: options={"report": Report()}."""
 
 from __future__ import annotations
 

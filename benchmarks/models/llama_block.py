@@ -1,0 +1,123 @@
+"""Four layers of a Llama-like decoder (the sizes of the 8B model) in plain torch: RMSNorm, rotary positions, grouped
+queries, SwiGLU. `model` and `inputs` are a prefill of 2048 tokens; `llama_block.py:decode` is one token of each of 16
+sequences behind 2047 cached ones.
+
+Weights are random. Without a GPU the model lies on the meta device, where it can be explained but not run.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+LAYERS, WIDTH, HEADS, KV_HEADS, HEAD, HIDDEN = 4, 4096, 32, 8, 128, 14336
+TOKENS, SEQUENCES = 2048, 16
+THETA = 500_000.0
+DEVICE = "cuda" if torch.cuda.is_available() else "meta"
+DTYPE = torch.bfloat16
+
+
+class RMSNorm(nn.Module):
+    """x over its root mean square, in fp32, times a weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(WIDTH))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [.., WIDTH]."""
+        wide = x.float()
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + 1e-5)).to(x.dtype) * self.weight
+
+
+def rotated(x: Tensor, cosine: Tensor, sine: Tensor) -> Tensor:
+    """x [B, H, S, HEAD] turned by its positions' angles [S, HEAD]."""
+    left, right = x.chunk(2, -1)
+    return (x * cosine + torch.cat((-right, left), -1) * sine).to(x.dtype)
+
+
+class Attention(nn.Module):
+    """Grouped-query attention with one projection for queries, keys and values each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q = nn.Linear(WIDTH, HEADS * HEAD, bias=False)
+        self.k = nn.Linear(WIDTH, KV_HEADS * HEAD, bias=False)
+        self.v = nn.Linear(WIDTH, KV_HEADS * HEAD, bias=False)
+        self.o = nn.Linear(HEADS * HEAD, WIDTH, bias=False)
+
+    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], cache: tuple[Tensor, Tensor] | None) -> Tensor:
+        """x [B, S, WIDTH]; cache: keys and values [B, KV_HEADS, T, HEAD] of what came before."""
+        q, k, v = (layer(x).unflatten(-1, (-1, HEAD)).transpose(1, 2) for layer in (self.q, self.k, self.v))
+        q, k = rotated(q, *angles), rotated(k, *angles)
+        if cache is not None:
+            k, v = torch.cat((cache[0], k), 2), torch.cat((cache[1], v), 2)
+        out = functional.scaled_dot_product_attention(q, k, v, is_causal=cache is None, enable_gqa=True)
+        return self.o(out.transpose(1, 2).flatten(2))
+
+
+class Block(nn.Module):
+    """Attention and SwiGLU, each behind a norm and around a residual."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attention, self.before, self.between = Attention(), RMSNorm(), RMSNorm()
+        self.gate = nn.Linear(WIDTH, HIDDEN, bias=False)
+        self.up = nn.Linear(WIDTH, HIDDEN, bias=False)
+        self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
+
+    def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], cache: tuple[Tensor, Tensor] | None) -> Tensor:
+        """x [B, S, WIDTH]."""
+        x = x + self.attention(self.before(x), angles, cache)
+        y = self.between(x)
+        return x + self.down(functional.silu(self.gate(y)) * self.up(y))
+
+
+class Llama(nn.Module):
+    """The layers and a last norm. first: position of the first token."""
+
+    def __init__(self, first: int = 0, tokens: int = TOKENS) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(Block() for _ in range(LAYERS))
+        self.norm = RMSNorm()
+        steps = torch.arange(0, HEAD, 2, dtype=torch.float32) / HEAD
+        angles = torch.outer(torch.arange(first, first + tokens, dtype=torch.float32), THETA**-steps).repeat(1, 2)
+        # no buffers: they must stay fp32 when the weights change their type
+        self.angles = (angles.cos(), angles.sin())
+
+    def forward(self, x: Tensor, *caches: Tensor) -> Tensor:
+        """x [B, S, WIDTH]; caches: keys, then values, of each layer."""
+        for place, layer in enumerate(self.layers):
+            x = layer(x, self.angles, caches[2 * place : 2 * place + 2] or None)
+        return self.norm(x)
+
+
+def _built(first: int, tokens: int) -> Llama:
+    torch.manual_seed(0)
+    with torch.device(DEVICE):
+        built = Llama(first, tokens)
+    return built.to(DTYPE).eval().requires_grad_(False)
+
+
+def _random(*sizes: int) -> Tensor:
+    return torch.randn(*sizes, dtype=DTYPE, device=DEVICE)
+
+
+def decode() -> tuple[Llama, tuple[Tensor, ...]]:
+    """One token of each of SEQUENCES sequences behind TOKENS - 1 cached ones."""
+    caches = (_random(SEQUENCES, KV_HEADS, TOKENS - 1, HEAD) for _ in range(2 * LAYERS))
+    return _built(TOKENS - 1, 1), (_random(SEQUENCES, 1, WIDTH), *caches)
+
+
+def prefill() -> tuple[Llama, tuple[Tensor, ...]]:
+    """TOKENS tokens of one sequence."""
+    return _built(0, TOKENS), (_random(1, TOKENS, WIDTH),)
+
+
+def __getattr__(name: str) -> object:
+    # built when it is asked for, so that naming another function of this file builds nothing twice
+    if name in ("model", "inputs"):
+        globals()["model"], globals()["inputs"] = prefill()
+        return globals()[name]
+    raise AttributeError(name)
