@@ -1,25 +1,32 @@
 """torch.compile(backend="kernelwright") on the GPU here: numbers, our kernels in the profile, time beside Inductor.
 
-    scripts/gpu-bench compile --db sqlite:///compile.db --out models.json
+    scripts/gpu-bench compile --db sqlite:///compile.db --out layers.json
+    kernelwright tune benchmarks/models/llama_block.py --db sqlite:///models.db --seconds 600
+    scripts/gpu-bench compile --models llama_block,resnet50 --db sqlite:///models.db --out models.json
 
-Tunes the two products of Linear, GELU, Linear first (32 trials each), then compiles the model with that database.
+Without --models, tunes the two products of Linear, GELU, Linear first (32 trials each), then compiles the model with
+that database. With it, compiles models of benchmarks/models (NAME or NAME:FUNCTION) with what the database holds.
 """
 
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 from typing import Any
 
 import report
 import torch
+from model_run import run_model
 
 from kernelwright.compiler.report import Report
 from kernelwright.db import Store
+from kernelwright.kernels.device import present_device
 from kernelwright.kernels.matmul.workload import matmul_workload
+from kernelwright.kernels.triton_adapter import current_toolchain
 from kernelwright.search import Budget
 from kernelwright.search.child_runner import ChildRunner
-from kernelwright.search.timing import FINAL, Timer, median, paired_ratio
+from kernelwright.search.timing import FINAL, TIMER_VERSION, Timer, median, paired_ratio
 from kernelwright.service.tuning import TuneRequest, tune_and_store
 
 
@@ -92,28 +99,67 @@ def training_error(model: torch.nn.Module, compiled: Any, x: torch.Tensor) -> fl
     return max(error_of(one, other) for other, one in zip(*gradients, strict=True))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--db", default="sqlite:///compile.db")
-    args = parser.parse_args()
+def run_layers(db: str, out: Path) -> None:
+    """Linear, GELU, Linear in three sizes, tuned here."""
     before = report.clocks()
     runner = ChildRunner()
     rows = [
-        check(777, 4096, 14336, torch.bfloat16, args.db, runner),
-        check(16, 4096, 14336, torch.bfloat16, args.db, runner),
-        check(2048, 1024, 4099, torch.float16, args.db, runner),
+        check(777, 4096, 14336, torch.bfloat16, db, runner),
+        check(16, 4096, 14336, torch.bfloat16, db, runner),
+        check(2048, 1024, 4099, torch.float16, db, runner),
     ]
-    toolchain = runner.toolchain
     runner.close()
-    clocks = {"before": before, "after": report.clocks()}
-    told = {"driver": toolchain.driver, "torch": toolchain.torch, "triton": toolchain.triton}
-    report.write(args.out, rows, gpu=runner.device.name, clocks=clocks, **told)
+    write(out, rows, before)
     for row in rows:
         print(row["model"], row["ratio"], row["max_error"], row["gradient_error"], row["kernels"], flush=True)
         print(*row["decisions"], sep="\n", flush=True)
         if not any("matmul_" in name for name in row["kernels"]):
             print("no kernel of ours ran in", row["model"], flush=True)
+
+
+def run_models(args: argparse.Namespace) -> None:
+    """Whole models; the file is written after each of them."""
+    before, end, names = report.clocks(), time.monotonic() + args.total_seconds, args.models.split(",")
+    device, rows = present_device(0), []
+    for place, name in enumerate(names):
+        # what is left is shared by the models that are left; a quarter of it is for timing
+        until = time.monotonic() + 0.75 * (end - time.monotonic()) / (len(names) - place)
+        row = run_model(name, args.db, args.modes.split(","), until, device.l2_bytes)
+        rows.append(row)
+        write(args.out, rows, before)
+        print(*row["decisions"], sep="\n", flush=True)
+        print(*told(row), sep="\n", flush=True)
+
+
+def told(row: dict[str, Any]) -> list[str]:
+    """A model's row in words."""
+    lines = [f"{row['model']}: {row['replaced']} of {row['places']} replaced, errors of eager {row['eager_error']}"]
+    lines += [f"  {name}: {values}" for name, values in row["contenders"].items()]
+    savings = f"{row['predicted_saving_us']} us predicted, {row.get('measured_saving_us')} us measured"
+    return [*lines, f"  time over ours: {row['over']}; saved of default: {savings}; A/A {row.get('aa_ratio')}"]
+
+
+def write(out: Path, rows: list[dict[str, Any]], before: str) -> None:
+    """Write the result file."""
+    toolchain, device = current_toolchain(TIMER_VERSION), present_device(0)
+    clocks = {"before": before, "after": report.clocks()}
+    versions = {"driver": toolchain.driver, "torch": toolchain.torch, "triton": toolchain.triton}
+    report.write(out, rows, gpu=device.name, clocks=clocks, **versions)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--db", default="sqlite:///compile.db", help="URL of a database, or a SQLite file")
+    parser.add_argument("--models", default="", help="in benchmarks/models, by commas; NAME:FUNCTION for a variant")
+    parser.add_argument("--modes", default="default,ours,max_autotune", help="of these and ours_max, by commas")
+    parser.add_argument("--total-seconds", type=float, default=1500, help="compiling stops in time for this")
+    args = parser.parse_args()
+    args.db = args.db if "://" in args.db else f"sqlite:///{Path(args.db).resolve()}"
+    if args.models:
+        run_models(args)
+    else:
+        run_layers(args.db, args.out)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterator
 from typing import Any
 from unittest import mock
@@ -74,7 +75,8 @@ def _whole_attention(
     """torch's scaled_dot_product_attention by the fused operator that has a form for tensors without data."""
     mask = attn_mask
     if mask is not None and mask.dtype is torch.bool:
-        mask = torch.where(mask, 0.0, float("-inf")).to(q.dtype)
+        kept, hidden = (torch.full((), value, dtype=q.dtype, device=q.device) for value in (0.0, -math.inf))
+        mask = torch.where(mask, kept, hidden)
     fused = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     out: torch.Tensor = fused(q, k, v, dropout_p, is_causal, attn_mask=mask, scale=scale)[0]
     return out

@@ -16,6 +16,7 @@ TOKENS, SEQUENCES = 2048, 16
 THETA = 500_000.0
 DEVICE = "cuda" if torch.cuda.is_available() else "meta"
 DTYPE = torch.bfloat16
+PLACE = {"device": DEVICE, "dtype": DTYPE}
 
 
 class RMSNorm(nn.Module):
@@ -23,7 +24,7 @@ class RMSNorm(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.weight = nn.Parameter(torch.ones(WIDTH))
+        self.weight = nn.Parameter(torch.ones(WIDTH, **PLACE))
 
     def forward(self, x: Tensor) -> Tensor:
         """x [.., WIDTH]."""
@@ -42,10 +43,10 @@ class Attention(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.q = nn.Linear(WIDTH, HEADS * HEAD, bias=False)
-        self.k = nn.Linear(WIDTH, KV_HEADS * HEAD, bias=False)
-        self.v = nn.Linear(WIDTH, KV_HEADS * HEAD, bias=False)
-        self.o = nn.Linear(HEADS * HEAD, WIDTH, bias=False)
+        self.q = nn.Linear(WIDTH, HEADS * HEAD, bias=False, **PLACE)
+        self.k = nn.Linear(WIDTH, KV_HEADS * HEAD, bias=False, **PLACE)
+        self.v = nn.Linear(WIDTH, KV_HEADS * HEAD, bias=False, **PLACE)
+        self.o = nn.Linear(HEADS * HEAD, WIDTH, bias=False, **PLACE)
 
     def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], cache: tuple[Tensor, Tensor] | None) -> Tensor:
         """x [B, S, WIDTH]; cache: keys and values [B, KV_HEADS, T, HEAD] of what came before."""
@@ -63,9 +64,9 @@ class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.attention, self.before, self.between = Attention(), RMSNorm(), RMSNorm()
-        self.gate = nn.Linear(WIDTH, HIDDEN, bias=False)
-        self.up = nn.Linear(WIDTH, HIDDEN, bias=False)
-        self.down = nn.Linear(HIDDEN, WIDTH, bias=False)
+        self.gate = nn.Linear(WIDTH, HIDDEN, bias=False, **PLACE)
+        self.up = nn.Linear(WIDTH, HIDDEN, bias=False, **PLACE)
+        self.down = nn.Linear(HIDDEN, WIDTH, bias=False, **PLACE)
 
     def forward(self, x: Tensor, angles: tuple[Tensor, Tensor], cache: tuple[Tensor, Tensor] | None) -> Tensor:
         """x [B, S, WIDTH]."""
@@ -81,8 +82,9 @@ class Llama(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(Block() for _ in range(LAYERS))
         self.norm = RMSNorm()
-        steps = torch.arange(0, HEAD, 2, dtype=torch.float32) / HEAD
-        angles = torch.outer(torch.arange(first, first + tokens, dtype=torch.float32), THETA**-steps).repeat(1, 2)
+        steps = torch.arange(0, HEAD, 2, dtype=torch.float32, device=DEVICE) / HEAD
+        places = torch.arange(first, first + tokens, dtype=torch.float32, device=DEVICE)
+        angles = torch.outer(places, THETA**-steps).repeat(1, 2)
         # no buffers: they must stay fp32 when the weights change their type
         self.angles = (angles.cos(), angles.sin())
 
@@ -95,13 +97,11 @@ class Llama(nn.Module):
 
 def _built(first: int, tokens: int) -> Llama:
     torch.manual_seed(0)
-    with torch.device(DEVICE):
-        built = Llama(first, tokens)
-    return built.to(DTYPE).eval().requires_grad_(False)
+    return Llama(first, tokens).eval().requires_grad_(False)
 
 
 def _random(*sizes: int) -> Tensor:
-    return torch.randn(*sizes, dtype=DTYPE, device=DEVICE)
+    return torch.randn(*sizes, **PLACE)
 
 
 def decode() -> tuple[Llama, tuple[Tensor, ...]]:

@@ -17,12 +17,13 @@ EXPANSION = 4
 IMAGES, SIDE, CLASSES = 32, 224, 1000
 DEVICE = "cuda" if torch.cuda.is_available() else "meta"
 DTYPE = torch.bfloat16
+PLACE = {"device": DEVICE, "dtype": DTYPE}
 
 
 def _convolution(channels_in: int, channels_out: int, size: int, stride: int = 1) -> nn.Sequential:
-    layer = nn.Conv2d(channels_in, channels_out, size, stride, size // 2, bias=False)
+    layer = nn.Conv2d(channels_in, channels_out, size, stride, size // 2, bias=False, **PLACE)
     nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-    return nn.Sequential(layer, nn.BatchNorm2d(channels_out))
+    return nn.Sequential(layer, nn.BatchNorm2d(channels_out, **PLACE))
 
 
 class Bottleneck(nn.Module):
@@ -55,7 +56,7 @@ class ResNet50(nn.Module):
                 blocks.append(Bottleneck(channels, inner, stride if place == 0 else 1))
                 channels = inner * EXPANSION
         self.blocks = nn.Sequential(*blocks)
-        self.head = nn.Linear(channels, CLASSES)
+        self.head = nn.Linear(channels, CLASSES, **PLACE)
 
     def forward(self, x: Tensor) -> Tensor:
         """Images [N, 3, H, W]."""
@@ -65,8 +66,7 @@ class ResNet50(nn.Module):
 
 def _built() -> ResNet50:
     torch.manual_seed(0)
-    with torch.device(DEVICE):
-        built = ResNet50()
+    built = ResNet50()
     for module in built.modules():
         if isinstance(module, nn.BatchNorm2d):
             assert module.running_mean is not None and module.running_var is not None
@@ -74,11 +74,11 @@ def _built() -> ResNet50:
             nn.init.uniform_(module.running_var, 0.5, 1.5)
             # the sum of sixteen residual branches stays small
             nn.init.constant_(module.weight, 0.5)
-    return built.to(DTYPE, memory_format=torch.channels_last)
+    return built.to(memory_format=torch.channels_last)
 
 
 def _images() -> Tensor:
-    x = torch.randn(IMAGES, 3, SIDE, SIDE, dtype=DTYPE, device=DEVICE)
+    x = torch.randn(IMAGES, 3, SIDE, SIDE, **PLACE)
     return x.contiguous(memory_format=torch.channels_last)
 
 

@@ -84,7 +84,11 @@ def _with_activation(tail: Tail, activations: Activations) -> Tail | None:
     if found is None:
         return None
     chain, name = found
-    return dataclasses.replace(tail, nodes=tail.nodes + chain.steps, steps=(*tail.steps, name))
+    steps = chain.steps
+    while steps[-1].target in VIEWS:
+        # the longest chain ends with views of the result, which need not be its own
+        steps = steps[:-1]
+    return dataclasses.replace(tail, nodes=tail.nodes + steps, steps=(*tail.steps, name))
 
 
 def _with_next(tail: Tail, is_vector: Callable[[Node, Node], bool]) -> Tail | None:

@@ -68,3 +68,38 @@ def test_a_file_gives_its_model(tmp_path: Path) -> None:
         collect_file(str(path))
     with pytest.raises(UsageError, match="which is none"):
         collect_file(str(tmp_path / "no.py"))
+
+
+class Mixed(torch.nn.Module):
+    """A convolution with its norm, and attention over its pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = torch.nn.Conv2d(8, 16, 3, padding=1, bias=False)
+        self.norm = torch.nn.BatchNorm2d(16)
+
+    def forward(self, x: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        x = torch.relu(self.norm(self.conv(x)))
+        q = x.flatten(2).transpose(1, 2).unsqueeze(1)
+        return torch.nn.functional.scaled_dot_product_attention(q, q, q, attn_mask=mask)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("training", [False, True])
+def test_convolutions_and_attention_are_counted_alike_with_and_without_data(training: bool, device: str) -> None:
+    model = Mixed().to(device, torch.float16, memory_format=torch.channels_last).train(training)
+    x = torch.zeros(2, 8, 4, 5, dtype=torch.float16, device=device).to(memory_format=torch.channels_last)
+    mask = torch.ones(20, 20, dtype=torch.bool, device=device)
+    with torch.set_grad_enabled(training):
+        found, left_out = collect_workloads(model, [x, mask])
+    kinds = sorted((w.operator, *w.epilogue, str(w.attributes.get("direction", ""))) for w in found.elements())
+    if training:
+        want = [("attention", ""), ("attention", "backward"), ("conv2d", ""), ("conv2d", "weight_gradient")]
+    else:
+        want = [("attention", ""), ("conv2d", "scale_vec", "bias", "relu", "")]
+    assert (kinds, left_out) == (want, [])
+    (conv,) = [
+        workload for workload in found if workload.operator == "conv2d" and "direction" not in workload.attributes
+    ]
+    assert dict(conv.layouts) == dict.fromkeys(("x", "w", "out"), "nhwc")
+    assert all(w.attributes["mask"] == "bool" for w in found if w.operator == "attention")

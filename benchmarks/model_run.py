@@ -1,0 +1,196 @@
+"""A model of benchmarks/models compiled by the backend and by Inductor's modes, timed in turns inside CUDA graphs."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import signal
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._inductor import utils as inductor_utils
+
+from kernelwright.compiler.collect import load_model
+from kernelwright.compiler.report import Report
+from kernelwright.search.timing import Effort, Timer, median, paired_ratio
+
+FOLDER = Path(__file__).resolve().parent / "models"
+
+MAX_AUTOTUNE = "max-autotune-no-cudagraphs"
+"""Without graphs of its own: the timer puts every contender into one."""
+
+EFFORT = Effort(graph_ms=12.0, rounds=15, most_calls=4)
+
+
+class OutOfTime(BaseException):
+    """A compile took longer than it may; no `except Exception` of the compiler's may swallow it."""
+
+
+@dataclasses.dataclass
+class Contender:
+    """One way to compile a model, and what was seen of it. run: None where it did not come that far."""
+
+    name: str
+    options: dict[str, Any]
+    run: Callable[[], Any] | None = None
+    compile_s: float | None = None
+    error: float | None = None
+    peak_gb: float | None = None
+    failure: str = ""
+
+
+def target_of(name: str) -> str:
+    """The file of a model, "llama_block" or "llama_block:decode", as `load_model` takes it."""
+    file, _, function = name.partition(":")
+    return f"{FOLDER / file}.py" + (f":{function}" if function else "")
+
+
+def contenders(db: str, told: Report, modes: Sequence[str]) -> list[Contender]:
+    """Those that were asked for, of "default", "ours", "max_autotune" and "ours_max", in this order."""
+    ours = {"backend": "kernelwright", "options": {"db": db, "report": told}}
+    known = {
+        "default": {},
+        "ours": ours,
+        "max_autotune": {"mode": MAX_AUTOTUNE},
+        "ours_max": {**ours, "options": {"db": db, "report": Report(), "mode": MAX_AUTOTUNE}},
+    }
+    return [Contender(name, known[name]) for name in known if name in modes]
+
+
+@contextlib.contextmanager
+def within(seconds: float) -> Iterator[None]:
+    """OutOfTime when the block takes longer."""
+
+    def stop(*_: object) -> None:
+        raise OutOfTime
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, max(seconds, 0.001))
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@contextlib.contextmanager
+def nothing_kept() -> Iterator[None]:
+    """Inductor begins with empty caches. Triton's stay: kernels that were tuned on this machine are compiled there."""
+    inductor_utils.clear_caches()
+    triton = {"TRITON_CACHE_DIR": os.environ.get("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "cache"))}
+    before = {name: os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
+    os.environ |= {"TORCHINDUCTOR_CACHE_DIR": tempfile.mkdtemp(prefix="inductor-"), **triton}
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name) if value is None else os.environ.update({name: value})
+
+
+def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
+    """In the Frobenius norm."""
+    return float((got.double() - want.double()).norm() / want.double().norm())
+
+
+def precise(model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """The model's result by torch alone in fp32; the model is as it was afterwards."""
+    kind = next(model.parameters()).dtype
+    model.float()
+    try:
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            out: torch.Tensor = model(*(tensor.float() for tensor in inputs))
+        return out
+    finally:
+        model.to(kind)
+
+
+def compile_one(one: Contender, model: torch.nn.Module, inputs: Sequence[torch.Tensor], want: torch.Tensor) -> None:
+    """Compile with empty caches, then look at error and memory. What goes wrong becomes `failure`."""
+    compiled = torch.compile(model, dynamic=False, **one.options)
+    began = time.monotonic()
+    try:
+        with nothing_kept():
+            out = compiled(*inputs)
+            torch.cuda.synchronize()
+        one.compile_s = round(time.monotonic() - began, 2)
+        one.error = float(f"{relative_error(out, want):.3g}")
+        del out
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        compiled(*inputs)
+        one.peak_gb = round(torch.cuda.max_memory_allocated() / 2**30, 3)
+        one.run = lambda: compiled(*inputs)
+    except OutOfTime:
+        one.failure = f"stopped after {time.monotonic() - began:.0f} s of compiling"
+    except Exception as error:
+        one.failure = f"{type(error).__name__}: {error}".splitlines()[0][:300]
+
+
+def run_model(name: str, db: str, modes: Sequence[str], until: float, l2_bytes: int) -> dict[str, Any]:
+    """A row of the result: times in milliseconds, ratios over ours, errors, compile seconds, memory, and the saving
+    that the records predict beside the measured one. until: reading of time.monotonic at which compiling ends."""
+    torch._dynamo.reset()
+    model, inputs = load_model(target_of(name))
+    assert isinstance(model, torch.nn.Module)
+    told = Report()
+    found = contenders(db, told, modes)
+    with torch.no_grad():
+        want = precise(model, inputs)
+        eager = float(f"{relative_error(model(*inputs), want):.3g}")
+        for one in found:
+            try:
+                with within(until - time.monotonic()):
+                    compile_one(one, model, inputs, want)
+            except OutOfTime:
+                one.failure = "no time left"
+        ready = [one for one in found if one.run is not None]
+        timer = Timer(l2_bytes)
+        calls = [one.run for one in ready if one.run is not None]
+        # the first contender runs twice: what these differ by is noise
+        readings = timer.samples([*calls, *calls[:1], lambda: model(*inputs)], EFFORT) if calls else []
+    times = dict(zip([one.name for one in ready], readings, strict=False))
+    row: dict[str, Any] = {"model": name, "mode": "inference", "eager_error": eager}
+    if readings:
+        row |= {"eager_ms": in_ms(readings[-1]), "aa_ratio": round(paired_ratio(readings[-2], readings[0]), 4)}
+    row["contenders"] = {one.name: seen(one, times.get(one.name)) for one in found}
+    return row | compared(times) | saving(told, times)
+
+
+def in_ms(readings_us: Sequence[float]) -> float:
+    """The median in milliseconds."""
+    return round(median(readings_us) / 1e3, 4)
+
+
+def seen(one: Contender, readings: Sequence[float] | None) -> dict[str, Any]:
+    """A contender's part of a row."""
+    time_ms = None if readings is None else in_ms(readings)
+    told = {"ms": time_ms, "compile_s": one.compile_s, "error": one.error, "peak_gb": one.peak_gb}
+    return {**told, **({"failure": one.failure} if one.failure else {})}
+
+
+def compared(times: dict[str, list[float]]) -> dict[str, Any]:
+    """Each contender's time over ours ("ratio": the least of them, None where ours or all others are missing)."""
+    if "ours" not in times:
+        return {"ratio": None, "over": {}}
+    over = {
+        name: round(paired_ratio(readings, times["ours"]), 4)
+        for name, readings in times.items()
+        if not name.startswith("ours")
+    }
+    return {"ratio": min(over.values(), default=None), "over": over}
+
+
+def saving(told: Report, times: dict[str, list[float]]) -> dict[str, Any]:
+    """What the records say that our kernels save in a step, what was measured, and every decision with its reason."""
+    pairs = [(d.vendor_us, d.expected_us) for d in told.replaced]
+    predicted = sum(vendor - ours for vendor, ours in pairs if vendor is not None and ours is not None)
+    row: dict[str, Any] = {"replaced": len(told.replaced), "places": len(told.decisions)}
+    row["predicted_saving_us"] = round(predicted, 1)
+    if "ours" in times and "default" in times:
+        row["measured_saving_us"] = round(median(times["default"]) - median(times["ours"]), 1)
+    return row | {"decisions": str(told).splitlines()}

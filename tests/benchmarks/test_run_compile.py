@@ -1,0 +1,82 @@
+"""Whole-model runs: what is put together from readings and decisions, limits of time, and the models themselves."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+import torch
+
+# the backend before Inductor, which imports parts of torch that torch itself has deprecated
+from kernelwright.compiler.collect import collect_workloads, load_model
+from kernelwright.compiler.report import Decision, Report
+
+model_run = pytest.importorskip("model_run")
+run_compile = pytest.importorskip("run_compile")
+
+
+def decision(replaced: bool, ours_us: float, vendor_us: float) -> Decision:
+    return Decision("mm", None, replaced, "because", None, ours_us, vendor_us)
+
+
+def test_saving_counts_what_was_replaced() -> None:
+    told = Report([decision(True, 10.0, 15.0), decision(True, 10.0, 12.5), decision(False, 1.0, 100.0)])
+    row = model_run.saving(told, {"ours": [90.0, 92.0, 91.0], "default": [100.0, 101.0, 99.0]})
+    assert (row["replaced"], row["places"]) == (2, 3)
+    assert (row["predicted_saving_us"], row["measured_saving_us"]) == (7.5, 9.0)
+    assert "measured_saving_us" not in model_run.saving(told, {"ours": [90.0]})
+
+
+def test_ratio_is_that_of_the_strongest_rival() -> None:
+    times = {"ours": [10.0], "ours_max": [9.0], "default": [12.0], "max_autotune": [11.0]}
+    assert model_run.compared(times) == {"ratio": 1.1, "over": {"default": 1.2, "max_autotune": 1.1}}
+    assert model_run.compared({"default": [1.0]}) == {"ratio": None, "over": {}}
+
+
+def test_a_compile_that_takes_too_long_is_told() -> None:
+    with pytest.raises(model_run.OutOfTime), model_run.within(0.05):
+        time.sleep(1)
+    with model_run.within(5):
+        pass
+
+
+def test_precise_result_leaves_the_model_as_it_was() -> None:
+    model = torch.nn.Conv2d(3, 4, 3).to(torch.bfloat16, memory_format=torch.channels_last)
+    before = model.weight.clone()
+    with torch.no_grad():
+        out = model_run.precise(model, [torch.randn(1, 3, 5, 5, dtype=torch.bfloat16)])
+    assert out.dtype == torch.float32 and torch.equal(model.weight, before)
+    assert model.weight.stride() == before.stride()
+
+
+def test_contenders_are_those_that_were_asked_for() -> None:
+    found = model_run.contenders("sqlite:///x.db", Report(), ["max_autotune", "ours"])
+    assert [one.name for one in found] == ["ours", "max_autotune"]
+    with pytest.raises(KeyError):
+        next(one for one in found if one.name == "ours").options["options"]["none"]
+
+
+def test_row_is_told_in_words() -> None:
+    contenders = {"ours": {"ms": 1.0}, "default": {"ms": 1.2}}
+    row: dict[str, Any] = {"model": "m", "replaced": 1, "places": 2, "eager_error": 0.1, "contenders": contenders}
+    row |= {"predicted_saving_us": 5.0, "measured_saving_us": 4.0, "over": {"default": 1.2}, "aa_ratio": 1.0}
+    text = "\n".join(run_compile.told(row))
+    assert "1 of 2 replaced" in text and "5.0 us predicted, 4.0 us measured" in text
+
+
+@pytest.mark.parametrize("name", ["llama_block", "llama_block:decode", "resnet50", "resnet50:training"])
+def test_models_are_there(name: str) -> None:
+    model, inputs = load_model(model_run.target_of(name))
+    assert isinstance(model, torch.nn.Module) and all(tensor.dtype == torch.bfloat16 for tensor in inputs)
+    assert model.training is name.endswith("training")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="would run the whole model")
+def test_workloads_of_the_llama_like_model() -> None:
+    found, left_out = collect_workloads(*load_model(model_run.target_of("llama_block")))
+    (attention,) = [workload for workload in found if workload.operator == "attention"]
+    assert found[attention] == 4 and left_out == []
+    assert dict(attention.layouts) == dict.fromkeys(("q", "k", "v", "out"), "bshd")
+    assert (attention.dims["Hq"], attention.dims["Hkv"], attention.attributes["causal"]) == (32, 8, "bottom_right")
+    assert found.total() == 4 * 8
