@@ -17,6 +17,7 @@ CONV2D_TEMPLATES = (
     "implicit_gemm_weight_gradient",
     "implicit_gemm_tma",
     "implicit_gemm_warp_specialized",
+    "weight_gradient_warp_specialized",
     "pointwise",
     "stem",
     "depthwise",
@@ -25,7 +26,10 @@ CONV2D_TEMPLATES = (
 """Templates that have a column of their own."""
 
 
-NUMBERS = ("tile", "block_v", "block_c", "tap_rows", "parts", "tile_h", "tile_w", "unroll", "pack", "span", "taps")
+NUMBERS = (
+    *("tile", "block_v", "block_c", "tap_rows", "parts", "tile_h", "tile_w", "unroll", "pack", "span", "taps"),
+    "column_blocks",
+)
 CATEGORIES = {
     "along": ("w", "h"),
     "reduction": ("taps", "channels", "flat", "flat_taps"),
@@ -88,6 +92,7 @@ def conv2d_geometry(workload: Workload, device: DeviceSpec, schedules: Sequence[
     direct = np.array([schedule.template == "depthwise" for schedule in schedules], dtype=bool)
     knobs["block_m"] = np.where(direct, 2 ** (own["tile"] + own["block_v"]), knobs["block_m"])
     knobs["block_n"] = np.where(direct, 2 ** own["block_c"], knobs["block_n"])
+    knobs["block_n"] = knobs["block_n"] * 2 ** own["column_blocks"]
     return dataclasses.replace(cut(conv2d_problem(workload), workload, device, schedules, knobs), own=own)
 
 

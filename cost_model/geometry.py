@@ -27,6 +27,7 @@ _PERSISTENT = frozenset(
     {
         *("persistent_tma", "warp_specialized", "warp_specialized_loop", "stream_k", "block_scaled"),
         *("implicit_gemm_tma", "implicit_gemm_warp_specialized", "forward_tma", "forward_warp_specialized"),
+        "weight_gradient_warp_specialized",
     }
 )
 _BULK_COPIES = _PERSISTENT | {"skinny", "weight_only", "grouped"}

@@ -18,7 +18,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernelwright.kernels.conv2d.conv_epilogue_kernel import conv_chain, finish_conv, image_places
 from kernelwright.kernels.conv2d.conv_reduce_kernel import conv_parts, conv_reduce_launch
 from kernelwright.kernels.conv2d.implicit_gemm_kernel import class_of_axis
-from kernelwright.kernels.conv2d.tma_view_kernel import box_view, conv_geometry, result_view, safe_strides
+from kernelwright.kernels.conv2d.tma_view_kernel import box_view, conv_geometry, met_by, result_view, safe_strides
 from kernelwright.kernels.matmul.product_kernel import dot_precision, product
 
 
@@ -103,23 +103,6 @@ def conv_implicit_gemm_tma(
             places = out_ptr + split.to(tl.int64) * stride_part + image_places(batch, p, q, k, out_strides)
             inside = row_inside[:, None] & (cols < COLS)[None, :]
             tl.store(places, acc.to(out_ptr.dtype.element_ty), mask=inside)
-
-
-@triton.jit
-def met_by(
-    tap, SPLIT: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, DILATION: tl.constexpr,
-    TAP_STEP: tl.constexpr, ORIGIN: tl.constexpr,
-):  # fmt: skip
-    """(pixel, remainder) that a tap meets along an axis for the result's pixel 0; remainder 0 on axes not split."""
-    if SPLIT:
-        # a multiple of the stride is added so that a positive number is divided
-        reach = tap * DILATION + ((PAD + STRIDE - 1) // STRIDE * STRIDE - PAD)
-        pixel = reach // STRIDE - (PAD + STRIDE - 1) // STRIDE
-        remainder = reach % STRIDE
-    else:
-        pixel = tap * TAP_STEP + ORIGIN
-        remainder = tap * 0
-    return pixel, remainder
 
 
 def multiprocessors_of(tensor):

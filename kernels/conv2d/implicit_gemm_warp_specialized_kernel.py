@@ -22,8 +22,8 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDes
 
 from kernelwright.kernels.conv2d.conv_epilogue_kernel import conv_chain, finish_conv, image_places
 from kernelwright.kernels.conv2d.implicit_gemm_kernel import class_of_axis
-from kernelwright.kernels.conv2d.implicit_gemm_tma_kernel import met_by, stored_by_tma
-from kernelwright.kernels.conv2d.tma_view_kernel import conv_geometry, image_view, result_view, safe_strides
+from kernelwright.kernels.conv2d.implicit_gemm_tma_kernel import stored_by_tma
+from kernelwright.kernels.conv2d.tma_view_kernel import conv_geometry, image_view, met_by, result_view, safe_strides
 from kernelwright.kernels.matmul.warp_specialized_kernel import (
     gluon_barrier,
     panel_descriptor,

@@ -21,6 +21,7 @@ from kernelwright.kernels.conv2d.pointwise import POINTWISE
 from kernelwright.kernels.conv2d.stem import STEM
 from kernelwright.kernels.conv2d.template import ConvTemplate
 from kernelwright.kernels.conv2d.vendor import vendor_call
+from kernelwright.kernels.conv2d.weight_gradient_warp_specialized import WEIGHT_GRADIENT_WARP_SPECIALIZED
 from kernelwright.kernels.conv2d.workload import OPERANDS, Problem, complete_attributes, problem_of
 from kernelwright.kernels.operator import Inputs, Launch, Work, bytes_of
 from kernelwright.kernels.precision import allowed, own_precision, tolerance
@@ -39,6 +40,7 @@ TEMPLATES: dict[str, ConvTemplate] = {
         POINTWISE,
         IMPLICIT_GEMM_TMA,
         IMPLICIT_GEMM_WARP_SPECIALIZED,
+        WEIGHT_GRADIENT_WARP_SPECIALIZED,
         DEPTHWISE,
         STEM,
         GROUPED_DIRECT,

@@ -2,6 +2,8 @@
 
 import math
 
+import triton
+import triton.language as tl
 from triton.tools.tensor_descriptor import TensorDescriptor
 
 
@@ -72,3 +74,20 @@ def box_view(image, tile, block_k, geometry):
 def result_view(out):
     """(sizes, strides) of a result [N, K, P, Q] as [N, P, Q, K]."""
     return [out.shape[0], *out.shape[2:], out.shape[1]], [out.stride(0), *out.stride()[2:], 1]
+
+
+@triton.jit
+def met_by(
+    tap, SPLIT: tl.constexpr, STRIDE: tl.constexpr, PAD: tl.constexpr, DILATION: tl.constexpr,
+    TAP_STEP: tl.constexpr, ORIGIN: tl.constexpr,
+):  # fmt: skip
+    """(pixel, remainder) that a tap meets along an axis for the result's pixel 0; remainder 0 on axes not split."""
+    if SPLIT:
+        # a multiple of the stride is added so that a positive number is divided
+        reach = tap * DILATION + ((PAD + STRIDE - 1) // STRIDE * STRIDE - PAD)
+        pixel = reach // STRIDE - (PAD + STRIDE - 1) // STRIDE
+        remainder = reach % STRIDE
+    else:
+        pixel = tap * TAP_STEP + ORIGIN
+        remainder = tap * 0
+    return pixel, remainder

@@ -7,11 +7,11 @@ import triton.language as tl
 
 from kernelwright.kernels.conv2d.conv_reduce_kernel import (
     conv_parts,
-    conv_reduce_launch,
     conv_zeros_launch,
     part_strides,
     reach_of,
 )
+from kernelwright.kernels.conv2d.weight_parts_kernel import sum_weight_parts_launch
 from kernelwright.kernels.matmul.product_kernel import dot_precision, product
 
 
@@ -117,4 +117,4 @@ def plan(inputs, out, knobs, attributes, epilogue):
     options = {"num_warps": knobs["num_warps"], "num_stages": knobs["num_stages"]}
     main = (conv_weight_gradient, (groups * triton.cdiv(rows, block_m) * tiles_n, split_k), args, options)
     zeros = [conv_zeros_launch(target)] if added else []
-    return [*zeros, main, *([conv_reduce_launch(target, out, inputs, ())] if split_k > 1 else [])]
+    return [*zeros, main, *([sum_weight_parts_launch(target, out)] if split_k > 1 else [])]

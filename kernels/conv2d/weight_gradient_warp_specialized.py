@@ -1,0 +1,253 @@
+"""Template "weight_gradient_warp_specialized": a loading warp and two multiplying warpgroups, in Gluon; Hopper, NHWC,
+16-bit types."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+
+from kernelwright.kernels.conv2d.implicit_gemm_tma import splits
+from kernelwright.kernels.conv2d.template import (
+    LONGEST_SUM,
+    ConvTemplate,
+    directions,
+    gemm_of,
+    power_over,
+    workspace_of,
+)
+from kernelwright.kernels.conv2d.workload import TMA_ALIGNMENT, Problem
+from kernelwright.kernels.matmul.template import Knobs, number, over
+from kernelwright.kernels.space import Constraint, Knob
+from kernelwright.types import DeviceSpec
+
+PANEL = 64
+"""16-bit elements of a swizzled line of 128 bytes."""
+
+MOST_SPLITS = 1024
+
+WAVES = (0.5, 1, 2, 3, 4)
+"""How often the parts of all tiles fill the multiprocessors; less than once where parts cost more than idle ones."""
+
+LEAST_WORK = 0.7
+"""Tilings of which a smaller share is part of the gradient than of the best one's, times this, are not offered."""
+
+LEAST_USEFUL = 0.85
+"""Boxes of which a smaller share lies in the image than of the best ones, times this, are not offered."""
+
+LEAST_INTENSITY = 0.6
+"""Tiles that load more for each product than the best ones, divided by this, are not offered."""
+
+BLOCKS_K, TILES_H, TILES_W = (32, 64, 128), (1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32, 64, 128)
+BLOCKS_M, BLOCKS_N, COLUMN_BLOCKS = (64, 128, 256), (64, 128, 256), (1, 2, 3, 4, 5, 6, 8, 10)
+
+
+def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) -> list[Knob]:
+    shapes = itertools.product(BLOCKS_M, BLOCKS_N, COLUMN_BLOCKS)
+    possible = {split for shape in shapes if _fits(*shape) is None for split in _splits(problem, device, shape)}
+    return [
+        Knob("block_m", BLOCKS_M, "log2"),
+        Knob("block_n", BLOCKS_N, "log2"),
+        # column blocks of a tile: block_n input channels of one tap each
+        Knob("column_blocks", COLUMN_BLOCKS),
+        Knob("block_k", BLOCKS_K, "log2"),
+        # rows and columns of a box of pixels; the rest of block_k are images
+        Knob("tile_h", TILES_H, "log2"),
+        Knob("tile_w", TILES_W, "log2"),
+        Knob("num_warps", (8,), "log2"),
+        Knob("num_stages", (2, 3, 4, 5, 6, 8)),
+        Knob("split_k", tuple(sorted(possible)), "log2"),
+        Knob("combine", ("parts",), "category"),
+        Knob("precision", precisions, "category"),
+    ]
+
+
+def _shared(problem: Problem, knobs: Knobs) -> int:
+    columns = number(knobs, "block_n") * number(knobs, "column_blocks")
+    return 2 * (number(knobs, "block_m") + columns) * number(knobs, "block_k") * number(knobs, "num_stages") + 256
+
+
+def _fits(block_m: int, block_n: int, column_blocks: int) -> str | None:
+    """Why two warpgroups cannot share such a tile, or not well."""
+    if block_m == PANEL and column_blocks % 2:
+        return "two warpgroups share out the column blocks of 64 output channels, an even number"
+    each = block_m * block_n * column_blocks // 256
+    if each > 160:
+        return f"a thread would hold {each} sums, 160 fit"
+    return f"a thread would hold {each} sums: larger tiles exist" if each < 64 and block_m > PANEL else None
+
+
+def _tiles(problem: Problem, shape: tuple[int, int, int]) -> int:
+    block_m, block_n, column_blocks = shape
+    columns = problem.r * problem.s * math.ceil(problem.c // problem.groups / block_n)
+    return problem.groups * math.ceil(problem.k // problem.groups / block_m) * math.ceil(columns / column_blocks)
+
+
+def _splits(problem: Problem, device: DeviceSpec, shape: tuple[int, int, int]) -> list[int]:
+    """Parts of the sum worth offering for a tile: as many as fill all multiprocessors a whole number of times."""
+    tiles, pixels = _tiles(problem, shape), gemm_of(problem).k
+    least = math.ceil(pixels / LONGEST_SUM)
+    most = max(least, min(MOST_SPLITS, pixels // 128), 1)
+    fillings = [int(waves * device.multiprocessors) // tiles for waves in WAVES]
+    # where long sums ask for more than that
+    fillings.append(math.ceil(least * tiles / device.multiprocessors) * device.multiprocessors // tiles)
+    return sorted({min(max(split, least, 1), most) for split in fillings})
+
+
+def pixel_grid(problem: Problem) -> tuple[int, int, int]:
+    """(images, rows, columns) of pixels that are summed over; one tap's pixels are one long row where memory allows."""
+    plain = (problem.r, problem.s, problem.stride, problem.padding) == (1, 1, (1, 1), (0, 0))
+    if plain and _even(problem, "x") and _even(problem, "out"):
+        return 1, 1, gemm_of(problem).k
+    return problem.n, *problem.out_size
+
+
+def _even(problem: Problem, name: str) -> bool:
+    """Whether all pixels of an image are evenly spaced in memory."""
+    sizes, strides = problem.shapes[name], problem.layouts[name].strides
+    kept = [(sizes[place], strides[place]) for place in (0, 2, 3) if sizes[place] > 1]
+    return all(outer[1] == inner[0] * inner[1] for outer, inner in itertools.pairwise(kept))
+
+
+def _useful(grid: tuple[int, int, int], box: tuple[int, int, int]) -> float:
+    """Share of the boxes' pixels that exist."""
+    return math.prod(size / (math.ceil(size / block) * block) for size, block in zip(grid, box, strict=True))
+
+
+@functools.lru_cache(maxsize=512)
+def offered_boxes(problem: Problem) -> frozenset[tuple[int, int, int]]:
+    """(block_k, rows, columns) of boxes of pixels with few that lie outside, and of as few images as these have."""
+    grid, shares = pixel_grid(problem), {}
+    for block_k, height, width in itertools.product(BLOCKS_K, TILES_H, TILES_W):
+        if height * width <= block_k:
+            images = block_k // (height * width)
+            shares[images, height, width] = _useful(grid, (images, height, width))
+    best = max(shares.values())
+    kept = {box: share for box, share in shares.items() if share >= LEAST_USEFUL * best}
+    return frozenset(
+        (math.prod(box), *box[1:])
+        for box, share in kept.items()
+        if not any(_preferred(other, box) and kept[other] >= share for other in kept)
+    )
+
+
+def _preferred(other: tuple[int, int, int], box: tuple[int, int, int]) -> bool:
+    """Whether a box of as many pixels has fewer images, or is the same with longer rows."""
+    fewer = math.prod(other) == math.prod(box) and other[0] < box[0]
+    return fewer or (other == (box[0], box[2], box[1]) and other[2] > other[1])
+
+
+@functools.lru_cache(maxsize=512)
+def offered_tiles(problem: Problem) -> frozenset[tuple[int, int, int]]:
+    """(block_m, block_n, column_blocks) of tiles of which much is part of the gradient and which load little."""
+    gemm, channels = gemm_of(problem), problem.c // problem.groups
+    useful = {}
+    for shape in itertools.product(BLOCKS_M, BLOCKS_N, COLUMN_BLOCKS):
+        needed = shape[0] <= max(PANEL, power_over(gemm.m)) and shape[1] <= max(PANEL, power_over(channels))
+        if needed and _fits(*shape) is None:
+            useful[shape] = gemm.batch * gemm.m * gemm.n / (_tiles(problem, shape) * math.prod(shape))
+    best = max(useful.values())
+    kept = [shape for shape, share in useful.items() if share >= LEAST_WORK * best]
+    loads = {shape: 1 / shape[0] + 1 / (shape[1] * shape[2]) for shape in kept}
+    return frozenset(shape for shape in kept if loads[shape] * LEAST_INTENSITY <= min(loads.values()))
+
+
+def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
+    words = _unfit(problem, device)
+    if words is not None or problem.result != "w":
+        return [directions(problem, "weight_gradient"), Constraint("tma", lambda knobs: words)]
+    return [_box_constraint(problem), *_tile_constraints(problem, device), *_sum_constraints(problem, device)]
+
+
+def _unfit(problem: Problem, device: DeviceSpec) -> str | None:
+    if device.architecture != "sm_90":
+        return f"is written for sm_90, the device is {device.architecture}"
+    if not problem.n:
+        return "needs at least one image"
+    if problem.element_bytes != 2:
+        return "the tensor cores read turned operands of 16-bit elements only"
+    for name in problem.operands:
+        if not problem.aligned(name) or (problem.n > 1 and not problem.layouts[name].strides[0]):
+            return f"needs {name} with neighbouring channels in memory and strides of whole {TMA_ALIGNMENT} bytes"
+    inner, outer = problem.c // problem.groups, problem.k // problem.groups
+    if problem.groups > 1 and (inner % 8 or outer % 8):
+        return f"needs groups of whole {TMA_ALIGNMENT} bytes of channels, got {inner} and {outer} channels"
+    return _unsplittable(problem)
+
+
+def _unsplittable(problem: Problem) -> str | None:
+    """Why x cannot be read in strides."""
+    channels, height, width = problem.shapes["x"][1:]
+    for name, size, place in (("H", height, 0), ("W", width, 1)):
+        step = problem.stride[place]
+        if splits(problem, place) and size % step:
+            return f"{name} must be a multiple of the stride {step}, got {size}"
+        if not splits(problem, place) and -problem.padding[place] % step >= size:
+            return f"no tap meets a pixel along {name}"
+    gaps = problem.layouts["x"].strides[3] != channels
+    return "pixels of a row must lie without gaps to be read in strides" if splits(problem, 1) and gaps else None
+
+
+def _box_constraint(problem: Problem) -> Constraint:
+    offered = offered_boxes(problem)
+
+    def box(knobs: Knobs) -> str | None:
+        block_k, height, width = (number(knobs, name) for name in ("block_k", "tile_h", "tile_w"))
+        if (block_k, height, width) in offered:
+            return None
+        boxes = ", ".join(f"{h} x {w}" for size, h, w in sorted(offered) if size == block_k)
+        return f"rows and columns of {block_k} pixels that fit these images: {boxes or 'none'}"
+
+    return Constraint("box", box)
+
+
+def _tile_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
+    offered = offered_tiles(problem)
+
+    def shape(knobs: Knobs) -> str | None:
+        words = _fits(*_tile(knobs))
+        if words is not None or _tile(knobs) in offered:
+            return words
+        shapes = "; ".join(f"{m} x {blocks} blocks of {n}" for m, n, blocks in sorted(offered))
+        return f"tiles of which most is part of the gradient and which load little: {shapes}"
+
+    def ring(knobs: Knobs) -> str | None:
+        stages = number(knobs, "num_stages")
+        block_m, block_n, blocks = _tile(knobs)
+        step = 2 * (block_m + block_n * blocks) * number(knobs, "block_k")
+        steps = math.ceil(gemm_of(problem).k / (number(knobs, "block_k") * number(knobs, "split_k")))
+        if stages > max(steps + 1, 2):
+            return f"{stages} stages for {steps} steps of the sum"
+        # the copies on their way must cover the time until they come
+        short = stages * step < 0.5 * device.shared_memory_bytes and stages < min(8, steps)
+        return f"{stages} stages of {step} bytes leave half of the shared memory unused" if short else None
+
+    return [Constraint("shape", shape), Constraint("pipeline", ring)]
+
+
+def _tile(knobs: Knobs) -> tuple[int, int, int]:
+    return number(knobs, "block_m"), number(knobs, "block_n"), number(knobs, "column_blocks")
+
+
+def _sum_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
+    def split_k(knobs: Knobs) -> str | None:
+        offered = _splits(problem, device, _tile(knobs))
+        if number(knobs, "split_k") in offered:
+            return None
+        return f"tiles of this shape fill the multiprocessors with {', '.join(map(str, offered))} parts"
+
+    def workspace(knobs: Knobs) -> str | None:
+        if problem.workspace_bytes is None:
+            return None
+        return over(workspace_of(problem, knobs), problem.workspace_bytes, "bytes of workspace (workspace_bytes)")
+
+    return [Constraint("split_k", split_k), Constraint("workspace", workspace)]
+
+
+WEIGHT_GRADIENT_WARP_SPECIALIZED = ConvTemplate(
+    "weight_gradient_warp_specialized",
+    "kernelwright.kernels.conv2d.weight_gradient_warp_specialized_kernel",
+    _knobs,
+    _constraints,
+    _shared,
+)

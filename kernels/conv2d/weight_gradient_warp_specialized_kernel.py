@@ -1,0 +1,354 @@
+"""The weight's gradient by specialised warps (Hopper), NHWC: one warp loads boxes of pixels of both images by TMA into
+a ring, two warpgroups multiply them, pixels being the dimension that is summed over.
+
+A tile is BLOCK_M output channels by UNITS column blocks; a column block is BLOCK_N input channels of one tap, and
+neighbouring blocks are neighbouring channels, then the next tap. A step of the sum is one box of pixels of d_out and,
+for every column block, the box of x that its tap meets: moved by the tap, with zeros where there is no image. Boxes
+behind the end of d_out are zero, so that any shape of box serves any image. Tiles of 64 output channels share out their
+column blocks between the warpgroups, larger ones their output channels.
+"""
+
+import itertools
+
+import torch
+import triton
+import triton.experimental.gluon as gluon
+import triton.experimental.gluon.language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    mbarrier,
+    tma,
+    warpgroup_mma,
+    warpgroup_mma_init,
+    warpgroup_mma_wait,
+)
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
+
+from kernelwright.kernels.conv2d.conv_reduce_kernel import conv_parts, part_strides
+from kernelwright.kernels.conv2d.tma_view_kernel import conv_geometry, image_view, met_by, safe_strides
+from kernelwright.kernels.conv2d.weight_parts_kernel import sum_weight_parts_launch
+
+# triton 3.6 has the second name, 3.8 the first
+wgrad_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
+
+
+@gluon.jit
+def wgrad_tiles(
+    ROWS, CHANNELS, GROUPS: gl.constexpr, TAPS: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, UNITS: gl.constexpr,
+):  # fmt: skip
+    """How many tiles the gradient has."""
+    return gl.cdiv(ROWS, BLOCK_M) * gl.cdiv(TAPS * gl.cdiv(CHANNELS, BLOCK_N), UNITS) * GROUPS
+
+
+@gluon.jit
+def wgrad_place(
+    item, tiles, ROWS, CHANNELS, TAPS: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, UNITS: gl.constexpr,
+):  # fmt: skip
+    """(part of the sum, group, first row, first column block) of an item; items of the same pixels are neighbours."""
+    tiles_m = gl.cdiv(ROWS, BLOCK_M)
+    tiles_n = gl.cdiv(TAPS * gl.cdiv(CHANNELS, BLOCK_N), UNITS)
+    tile = item % tiles
+    group = tile // (tiles_m * tiles_n)
+    tile = tile % (tiles_m * tiles_n)
+    return item // tiles, group, tile // tiles_n * BLOCK_M, tile % tiles_n * UNITS
+
+
+@gluon.jit
+def wgrad_boxes(part, N, OUT_H, OUT_W, SPLIT_K, TILE_N: gl.constexpr, TILE_H: gl.constexpr, TILE_W: gl.constexpr):
+    """(first box of pixels, how many) of a part of the sum."""
+    boxes = gl.cdiv(N, TILE_N) * gl.cdiv(OUT_H, TILE_H) * gl.cdiv(OUT_W, TILE_W)
+    each = boxes // SPLIT_K
+    longer = boxes % SPLIT_K
+    first = gl.minimum(part, longer)
+    return part * each + first, each + gl.minimum(part + 1, longer) - first
+
+
+@gluon.jit
+def wgrad_producer(
+    d, x, d_ring, x_ring, full, empty, N, OUT_H, OUT_W, ROWS, CHANNELS, SPLIT_K, stride_remainder, units,
+    GROUPS: gl.constexpr, R: gl.constexpr, S: gl.constexpr, STRIDE_H: gl.constexpr, STRIDE_W: gl.constexpr,
+    PAD_H: gl.constexpr, PAD_W: gl.constexpr, DILATION_H: gl.constexpr, DILATION_W: gl.constexpr,
+    SPLIT_H: gl.constexpr, SPLIT_W: gl.constexpr, TAP_STEP_H: gl.constexpr, TAP_STEP_W: gl.constexpr,
+    ORIGIN_H: gl.constexpr, ORIGIN_W: gl.constexpr, TILE_N: gl.constexpr, TILE_H: gl.constexpr,
+    TILE_W: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, UNITS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    D_PANELS: gl.constexpr = BLOCK_M // 64
+    X_PANELS: gl.constexpr = BLOCK_N // 64
+    BYTES: gl.constexpr = TILE_N * TILE_H * TILE_W * (BLOCK_M + UNITS * BLOCK_N) * 2
+    tiles = wgrad_tiles(ROWS, CHANNELS, GROUPS, R * S, BLOCK_M, BLOCK_N, UNITS)
+    tiles_h = gl.cdiv(OUT_H, TILE_H)
+    tiles_w = gl.cdiv(OUT_W, TILE_W)
+    turn = 0
+    for item in range(gl.program_id(0), tiles * SPLIT_K, gl.num_programs(0)):
+        part, group, row, first_unit = wgrad_place(item, tiles, ROWS, CHANNELS, R * S, BLOCK_M, BLOCK_N, UNITS)
+        first, count = wgrad_boxes(part, N, OUT_H, OUT_W, SPLIT_K, TILE_N, TILE_H, TILE_W)
+        blocks = gl.cdiv(CHANNELS, BLOCK_N)
+        first_tap = first_unit // blocks
+        first_c = first_unit % blocks * BLOCK_N
+        for box in range(first, first + count):
+            j = box % tiles_w * TILE_W
+            i = box // tiles_w % tiles_h * TILE_H
+            n = box // (tiles_w * tiles_h) * TILE_N
+            stage = turn % STAGES
+            mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
+            ready = full.index(stage)
+            mbarrier.expect(ready, BYTES)
+            for panel in gl.static_range(D_PANELS):
+                wgrad_load(d, [n, i, j, group * ROWS + row + panel * 64], ready, d_ring.index(stage * D_PANELS + panel))
+            tap = first_tap
+            c = first_c
+            # a number that the compiler does not know: unrolled, this loop would not fit the warp's few registers
+            for unit in range(units):
+                pixel_h, remainder_h = met_by(tap // S, SPLIT_H, STRIDE_H, PAD_H, DILATION_H, TAP_STEP_H, ORIGIN_H)
+                pixel_w, remainder_w = met_by(tap % S, SPLIT_W, STRIDE_W, PAD_W, DILATION_W, TAP_STEP_W, ORIGIN_W)
+                # behind the last tap there is no image, and zeros come
+                image = n if tap < R * S else N
+                inner = group * CHANNELS + c
+                slot = (stage * UNITS + unit) * X_PANELS
+                for panel in gl.static_range(X_PANELS):
+                    at = inner + panel * 64
+                    if SPLIT_H or SPLIT_W:
+                        at += remainder_w * stride_remainder
+                        wgrad_load(
+                            x, [image, i + pixel_h, remainder_h, j + pixel_w, at], ready, x_ring.index(slot + panel)
+                        )
+                    else:
+                        wgrad_load(x, [image, i + pixel_h, j + pixel_w, at], ready, x_ring.index(slot + panel))
+                c += BLOCK_N
+                if c >= CHANNELS:
+                    c = 0
+                    tap += 1
+            turn += 1
+
+
+@gluon.jit
+def wgrad_accumulators(COUNT: gl.constexpr, ROWS: gl.constexpr, COLS: gl.constexpr, layout: gl.constexpr):
+    """COUNT sums [ROWS, COLS], all zero."""
+    sums = ()
+    for _ in gl.static_range(COUNT):
+        sums = sums + (warpgroup_mma_init(gl.zeros((ROWS, COLS), gl.float32, layout)),)  # type: ignore[assignment]
+    return sums
+
+
+@gluon.jit
+def wgrad_waited(sums, LEFT: gl.constexpr):
+    """The sums as plain tensors, once all but the last LEFT products have ended."""
+    COUNT: gl.constexpr = len(sums)
+    if COUNT == 1:
+        done = (warpgroup_mma_wait(LEFT, deps=sums),)
+    else:
+        done = warpgroup_mma_wait(LEFT, deps=sums)
+    return done
+
+
+@gluon.jit
+def wgrad_multiply(
+    d_tiles, x_tiles, d_slot, d_slots, first, full, empty, turn, steps, sums, UNITS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """Multiply the next `steps` stages of the ring, d_out's channels by the column blocks from `first` on; every stage
+    but the last is handed back. The products of one step are in flight when this returns."""
+    COUNT: gl.constexpr = len(sums)
+    for step in range(steps):
+        stage = turn % STAGES
+        mbarrier.wait(full.index(stage), (turn // STAGES) & 1)
+        left = d_tiles.index(stage * d_slots + d_slot).permute((1, 0))
+        started = ()
+        for at in gl.static_range(COUNT):
+            right = x_tiles.index(stage * UNITS + first + at)
+            started = started + (warpgroup_mma(left, right, sums[at], use_acc=step > 0, is_async=True),)  # type: ignore[assignment]
+        waited = wgrad_waited(started, COUNT)
+        sums = ()
+        for at in gl.static_range(COUNT):
+            sums = sums + (warpgroup_mma_init(waited[at]),)  # type: ignore[assignment]
+        mbarrier.arrive(empty.index((turn + STAGES - 1) % STAGES), count=1, pred=step > 0)
+        turn += 1
+    return sums
+
+
+@gluon.jit
+def wgrad_store(
+    acc, out, out_strides, stride_part, part, group, row, tap, col, ROWS, CHANNELS, R: gl.constexpr, S: gl.constexpr,
+):  # fmt: skip
+    """Write sums [output channels from row on, input channels from col on] of a tap to their part of out."""
+    rows = row + gl.arange(0, acc.shape[0], gl.SliceLayout(1, acc.type.layout))
+    cols = col + gl.arange(0, acc.shape[1], gl.SliceLayout(0, acc.type.layout))
+    down = (group * ROWS + rows).to(gl.int64) * out_strides[0]
+    across = cols.to(gl.int64) * out_strides[1]
+    out += part.to(gl.int64) * stride_part
+    out += (tap // S).to(gl.int64) * out_strides[2] + (tap % S).to(gl.int64) * out_strides[3]
+    inside = (rows < ROWS)[:, None] & (cols < CHANNELS)[None, :] & (tap < R * S)
+    gl.store(out + (down[:, None] + across[None, :]), acc.to(out.dtype.element_ty), mask=inside)
+
+
+@gluon.jit
+def wgrad_consumer(
+    WHICH: gl.constexpr, out, out_strides, stride_part, d_ring, x_ring, full, empty, N, OUT_H, OUT_W, ROWS, CHANNELS,
+    SPLIT_K, GROUPS: gl.constexpr, R: gl.constexpr, S: gl.constexpr, TILE_N: gl.constexpr, TILE_H: gl.constexpr,
+    TILE_W: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, UNITS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    SHARE: gl.constexpr = 1 if BLOCK_M == 64 else 2
+    OWN_ROWS: gl.constexpr = BLOCK_M // SHARE
+    OWN_UNITS: gl.constexpr = UNITS // 2 if SHARE == 1 else UNITS
+    FIRST_ROW: gl.constexpr = 0 if SHARE == 1 else WHICH * OWN_ROWS
+    FIRST_UNIT: gl.constexpr = WHICH * OWN_UNITS if SHARE == 1 else 0
+    PIXELS: gl.constexpr = TILE_N * TILE_H * TILE_W
+    layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
+    )
+    lines: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
+    d_tiles = d_ring._reinterpret(d_ring.dtype, [STAGES * SHARE, PIXELS, OWN_ROWS], lines)
+    x_tiles = x_ring._reinterpret(x_ring.dtype, [STAGES * UNITS, PIXELS, BLOCK_N], lines)
+    tiles = wgrad_tiles(ROWS, CHANNELS, GROUPS, R * S, BLOCK_M, BLOCK_N, UNITS)
+    blocks = gl.cdiv(CHANNELS, BLOCK_N)
+    turn = 0
+    for item in range(gl.program_id(0), tiles * SPLIT_K, gl.num_programs(0)):
+        part, group, row, first_unit = wgrad_place(item, tiles, ROWS, CHANNELS, R * S, BLOCK_M, BLOCK_N, UNITS)
+        _, steps = wgrad_boxes(part, N, OUT_H, OUT_W, SPLIT_K, TILE_N, TILE_H, TILE_W)
+        sums = wgrad_accumulators(OWN_UNITS, OWN_ROWS, BLOCK_N, layout)
+        sums = wgrad_multiply(
+            d_tiles, x_tiles, FIRST_ROW // OWN_ROWS, SHARE, FIRST_UNIT, full, empty, turn, steps, sums, UNITS, STAGES
+        )  # fmt: skip
+        done = wgrad_waited(sums, 0)
+        # a part without pixels has no steps, and holds no stage
+        mbarrier.arrive(empty.index((turn + steps + STAGES - 1) % STAGES), count=1, pred=steps > 0)
+        for at in gl.static_range(OWN_UNITS):
+            unit = first_unit + FIRST_UNIT + at
+            wgrad_store(
+                done[at], out, out_strides, stride_part, part, group, row + FIRST_ROW, unit // blocks,
+                unit % blocks * BLOCK_N, ROWS, CHANNELS, R, S,
+            )  # fmt: skip
+        turn += steps
+
+
+@gluon.jit
+def wgrad_consumer_0(
+    out, out_strides, stride_part, d_ring, x_ring, full, empty, N, OUT_H, OUT_W, ROWS, CHANNELS, SPLIT_K,
+    GROUPS: gl.constexpr, R: gl.constexpr, S: gl.constexpr, TILE_N: gl.constexpr, TILE_H: gl.constexpr,
+    TILE_W: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, UNITS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    wgrad_consumer(
+        0, out, out_strides, stride_part, d_ring, x_ring, full, empty, N, OUT_H, OUT_W, ROWS, CHANNELS, SPLIT_K,
+        GROUPS, R, S, TILE_N, TILE_H, TILE_W, BLOCK_M, BLOCK_N, UNITS, STAGES,
+    )  # fmt: skip
+
+
+@gluon.jit
+def wgrad_consumer_1(
+    out, out_strides, stride_part, d_ring, x_ring, full, empty, N, OUT_H, OUT_W, ROWS, CHANNELS, SPLIT_K,
+    GROUPS: gl.constexpr, R: gl.constexpr, S: gl.constexpr, TILE_N: gl.constexpr, TILE_H: gl.constexpr,
+    TILE_W: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, UNITS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    wgrad_consumer(
+        1, out, out_strides, stride_part, d_ring, x_ring, full, empty, N, OUT_H, OUT_W, ROWS, CHANNELS, SPLIT_K,
+        GROUPS, R, S, TILE_N, TILE_H, TILE_W, BLOCK_M, BLOCK_N, UNITS, STAGES,
+    )  # fmt: skip
+
+
+@gluon.jit
+def conv_weight_gradient_warp_specialized(
+    d, x, out, out_strides, stride_part, N, OUT_H, OUT_W, ROWS, CHANNELS, SPLIT_K, stride_remainder, units,
+    GROUPS: gl.constexpr, R: gl.constexpr, S: gl.constexpr, STRIDE_H: gl.constexpr, STRIDE_W: gl.constexpr,
+    PAD_H: gl.constexpr, PAD_W: gl.constexpr, DILATION_H: gl.constexpr, DILATION_W: gl.constexpr,
+    SPLIT_H: gl.constexpr, SPLIT_W: gl.constexpr, TAP_STEP_H: gl.constexpr, TAP_STEP_W: gl.constexpr,
+    ORIGIN_H: gl.constexpr, ORIGIN_W: gl.constexpr, TILE_N: gl.constexpr, TILE_H: gl.constexpr,
+    TILE_W: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, UNITS: gl.constexpr, STAGES: gl.constexpr,
+):  # fmt: skip
+    """N x OUT_H x OUT_W pixels in SPLIT_K parts; ROWS and CHANNELS: output and input channels of a group."""
+    d_ring = gl.allocate_shared_memory(d.dtype, [STAGES * BLOCK_M // 64] + d.block_type.shape, d.layout)
+    x_ring = gl.allocate_shared_memory(x.dtype, [STAGES * UNITS * BLOCK_N // 64] + x.block_type.shape, x.layout)
+    full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(STAGES):
+        mbarrier.init(full.index(i), count=1)
+        mbarrier.init(empty.index(i), count=2)
+    gl.warp_specialize(
+        [
+            (
+                wgrad_consumer_0,
+                (
+                    out, out_strides, stride_part, d_ring, x_ring, full, empty, N, OUT_H, OUT_W, ROWS, CHANNELS,
+                    SPLIT_K, GROUPS, R, S, TILE_N, TILE_H, TILE_W, BLOCK_M, BLOCK_N, UNITS, STAGES,
+                ),
+            ),
+            (
+                wgrad_consumer_1,
+                (
+                    out, out_strides, stride_part, d_ring, x_ring, full, empty, N, OUT_H, OUT_W, ROWS, CHANNELS,
+                    SPLIT_K, GROUPS, R, S, TILE_N, TILE_H, TILE_W, BLOCK_M, BLOCK_N, UNITS, STAGES,
+                ),
+            ),
+            (
+                wgrad_producer,
+                (
+                    d, x, d_ring, x_ring, full, empty, N, OUT_H, OUT_W, ROWS, CHANNELS, SPLIT_K, stride_remainder,
+                    units, GROUPS, R, S, STRIDE_H, STRIDE_W, PAD_H, PAD_W, DILATION_H, DILATION_W, SPLIT_H, SPLIT_W,
+                    TAP_STEP_H, TAP_STEP_W, ORIGIN_H, ORIGIN_W, TILE_N, TILE_H, TILE_W, BLOCK_M, BLOCK_N, UNITS, STAGES,
+                ),
+            ),
+        ],
+        [4, 1],
+        [232, 40],
+    )  # fmt: skip
+
+
+KNOWN = ("R", "S", "STRIDE_H", "STRIDE_W", "PAD_H", "PAD_W", "DILATION_H", "DILATION_W", "SPLIT_H", "SPLIT_W",
+         "TAP_STEP_H", "TAP_STEP_W", "ORIGIN_H", "ORIGIN_W")  # fmt: skip
+"""What the kernel takes of a convolution's geometry."""
+
+
+def as_line(image):
+    """An image [N, C, H, W] as [1, C, 1, N * H * W]; None where its pixels are not evenly spaced in memory."""
+    (n, channels, height, width), (step_n, step_c, step_h, step_w) = image.shape, image.stride()
+    kept = [(size, step) for size, step in ((n, step_n), (height, step_h), (width, step_w)) if size > 1]
+    if any(outer[1] != inner[0] * inner[1] for outer, inner in itertools.pairwise(kept)):
+        return None
+    step = kept[-1][1] if kept else channels
+    return image.as_strided((1, channels, 1, n * height * width), (0, step_c, 0, step), image.storage_offset())
+
+
+def pixel_lines(x, d_out, geometry):
+    """Both images with all of their pixels in one row, where there is one tap and this changes nothing; else as they
+    are."""
+    plain = all(geometry[f"{name}_{axis}"] == size for name, size in (("STRIDE", 1), ("PAD", 0)) for axis in "HW")
+    if geometry["R"] == geometry["S"] == 1 and plain:
+        lines = as_line(x), as_line(d_out)
+        if None not in lines:
+            return lines
+    return x, d_out
+
+
+def box_descriptor(tensor, sizes, strides, box):
+    """A descriptor for boxes of 16-bit elements whose rows are swizzled lines of 128 bytes."""
+    layout = gl.NVMMASharedLayout(128, 16, len(box))
+    return GluonDescriptor(tensor, sizes, safe_strides(sizes, strides, 2), box, layout)
+
+
+def plan(inputs, out, knobs, attributes, epilogue):
+    """Launches that write the gradient of the weight to out [K, C/groups, R, S], from inputs x [N, C, H, W] and d_out
+    [N, K, P, Q]."""
+    groups, split_k, (channels, r, s) = attributes["groups"], knobs["split_k"], out.shape[1:]
+    geometry = conv_geometry(out, attributes)
+    x, d_out = pixel_lines(inputs["x"], inputs["d_out"], geometry)
+    tile = (knobs["block_k"] // (knobs["tile_h"] * knobs["tile_w"]), knobs["tile_h"], knobs["tile_w"])
+    sizes, strides, viewed = image_view(x, geometry)
+    box = [*tile, 64] if len(sizes) == 4 else [tile[0], tile[1], 1, tile[2], 64]
+    target, out_strides, stride_part = out, out.stride(), 0
+    if split_k > 1:
+        target = conv_parts(out, split_k, torch.float32)
+        out_strides, stride_part = part_strides(out), target.stride(0)
+    block_m, block_n, units = (knobs[name] for name in ("block_m", "block_n", "column_blocks"))
+    rows = out.shape[0] // groups
+    tiles = triton.cdiv(rows, block_m) * triton.cdiv(r * s * triton.cdiv(channels, block_n), units) * groups
+    programs = tiles * split_k
+    if x.is_cuda:
+        programs = min(programs, torch.cuda.get_device_properties(x.device).multi_processor_count)
+    d_view = d_out.permute(0, 2, 3, 1)
+    args = (
+        box_descriptor(d_out, list(d_view.shape), list(d_view.stride()), [*tile, 64]),
+        box_descriptor(viewed, sizes, strides, box),
+        target, out_strides, stride_part, *d_view.shape[:3], rows, channels, split_k, x.stride(3), units,
+        groups, *(geometry[name] for name in KNOWN), *tile, block_m, block_n, units, knobs["num_stages"],
+    )  # fmt: skip
+    main = (conv_weight_gradient_warp_specialized, (programs,), args, {"num_warps": 4})
+    return [main, *([sum_weight_parts_launch(target, out)] if split_k > 1 else [])]

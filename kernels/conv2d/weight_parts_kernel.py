@@ -1,0 +1,42 @@
+"""The second pass of a weight's gradient whose sum over pixels is split: add up the parts, always in the same order."""
+
+import triton
+import triton.language as tl
+
+MOST_PARTS = 32
+"""Parts that are read at once."""
+
+
+@triton.jit
+def sum_weight_parts(
+    parts_ptr, out_ptr, out_strides, COUNT, CHANNELS, R, S, PARTS, stride_part,
+    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """out [K, C, R, S] = sum of PARTS dense fp32 tensors [K, R, S, C] of COUNT elements, of which ROWS are read at
+    once."""
+    places = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
+    inside = places < COUNT
+    rows = tl.arange(0, ROWS)
+    acc = tl.zeros((ROWS, BLOCK), tl.float32)
+    for first in range(0, PARTS, ROWS):
+        parts = first + rows
+        sources = parts_ptr + (parts.to(tl.int64) * stride_part)[:, None] + places[None, :]
+        acc += tl.load(sources, mask=(parts < PARTS)[:, None] & inside[None, :], other=0.0)
+    c = places % CHANNELS
+    s = places // CHANNELS % S
+    r = places // CHANNELS // S % R
+    k = places // CHANNELS // S // R
+    targets = out_ptr + (k * out_strides[0] + c * out_strides[1] + r * out_strides[2] + s * out_strides[3])
+    tl.store(targets, tl.sum(acc, 0).to(out_ptr.dtype.element_ty), mask=inside)
+
+
+def sum_weight_parts_launch(parts, out):
+    """The launch that turns parts [parts, K * R * S, C] in fp32 into out [K, C, R, S]."""
+    count, (_, channels, r, s) = out.numel(), out.shape
+    rows = min(MOST_PARTS, triton.next_power_of_2(parts.shape[0]))
+    block = 4096 // rows
+    # a few programs a multiprocessor, and lines of 512 bytes
+    while block > 128 and triton.cdiv(count, block) < 512:
+        block //= 2
+    args = (parts, out, out.stride(), count, channels, r, s, parts.shape[0], parts.stride(0), rows, block)
+    return sum_weight_parts, (triton.cdiv(count, block),), args, {"num_warps": 4 if rows * block <= 2048 else 8}

@@ -1,0 +1,267 @@
+"""The weight's gradient by specialised warps without a GPU: its own code run by simulated warps over simulated copies,
+what the compiler makes of it, and its space."""
+
+from __future__ import annotations
+
+import importlib
+import types
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from kernelwright.kernels.build import BuildPool
+from kernelwright.kernels.conv2d.operator import CONV2D
+from kernelwright.kernels.conv2d.tma_view_kernel import conv_geometry, image_view
+from kernelwright.kernels.conv2d.weight_gradient_warp_specialized import WEIGHT_GRADIENT_WARP_SPECIALIZED, offered_boxes
+from kernelwright.kernels.conv2d.workload import DEFAULTS, conv2d_workload, problem_of
+from kernelwright.kernels.device import named_device
+from kernelwright.types import FrozenMap, Schedule, Workload
+from tests.kernels.simulated_tiles import WIDTH, Accumulator, Array, Ring, View
+from tests.kernels.simulated_warps import Barrier, Machine
+from tests.kernels.test_conv2d_warp_specialized import Boxes, language, whole_numbers
+
+H100 = named_device("h100")
+KERNEL = importlib.import_module(WEIGHT_GRADIENT_WARP_SPECIALIZED.kernel_module)
+KERNEL_FUNCTIONS = (
+    *("wgrad_tiles", "wgrad_place", "wgrad_boxes", "wgrad_producer", "wgrad_accumulators", "wgrad_waited"),
+    *("wgrad_multiply", "wgrad_consumer", "met_by"),
+)
+STAGES = 3
+
+
+class Simulation:
+    """Producer and consumers of the kernel file as Python functions. tile: (block_m, block_n, column_blocks)."""
+
+    def __init__(self, x: torch.Tensor, d_out: torch.Tensor, weight: tuple[int, ...], box: tuple[int, int, int],
+                 tile: tuple[int, int, int], parts: int, attributes: dict[str, Any]) -> None:  # fmt: skip
+        self.box, self.tile, self.parts, self.groups = box, tile, parts, attributes["groups"]
+        self.geometry = conv_geometry(torch.empty(weight, device="meta"), attributes)
+        x, d_out = KERNEL.pixel_lines(x, d_out, self.geometry)
+        sizes, strides, viewed = image_view(x, self.geometry)
+        shape = (*box, WIDTH) if len(sizes) == 4 else (box[0], box[1], 1, box[2], WIDTH)
+        self.x = Boxes(torch.as_strided(viewed, sizes, strides, viewed.storage_offset()).numpy(), shape)
+        self.d = Boxes(d_out.permute(0, 2, 3, 1).numpy(), (*box, WIDTH))
+        self.pixels, self.remainder = d_out.permute(0, 2, 3, 1).shape[:3], x.stride(3)
+        self.out = np.full((parts, *weight), np.nan)
+        self.rows, self.channels = weight[0] // self.groups, weight[1]
+
+    def run(self, seed: int, programs: int) -> Array:
+        for program in range(programs):
+            self._run_program(program, programs, seed)
+        return self.out
+
+    def _run_program(self, program: int, programs: int, seed: int) -> None:
+        machine, pixels = Machine(seed), int(np.prod(self.box))
+        full, empty = [Barrier(1) for _ in range(STAGES)], [Barrier(2) for _ in range(STAGES)]
+        barriers = [types.SimpleNamespace(index=x.__getitem__) for x in (full, empty)]
+        block_m, block_n, blocks = self.tile
+        rings = []
+        for panels in (STAGES * block_m // WIDTH, STAGES * blocks * block_n // WIDTH):
+            rings.append(Ring(np.full(panels * pixels * WIDTH, np.nan), (panels, pixels, WIDTH)))
+        names = self._names(machine, program, programs)
+        values = self.geometry
+        sizes = (*self.pixels, self.rows, self.channels, self.parts)
+        shape = (*self.box, *self.tile, STAGES)
+
+        def producer() -> None:
+            names["wgrad_producer"](
+                self.d, self.x, *rings, *barriers, *sizes, self.remainder, blocks, self.groups,
+                *(values[name] for name in KERNEL.KNOWN), *shape,
+            )  # fmt: skip
+
+        def consumer(which: int) -> None:
+            taps = values["R"], values["S"]
+            names["wgrad_consumer"](which, None, None, None, *rings, *barriers, *sizes, self.groups, *taps, *shape)
+
+        machine.run([producer, lambda: consumer(0), lambda: consumer(1)])
+
+    def _store(self, acc: Accumulator, *rest: Any) -> None:
+        part, group, row, tap, col = rest[3:8]
+        taps = self.geometry["S"]
+        kept_rows, kept = min(acc.value.shape[0], self.rows - row), min(acc.value.shape[1], self.channels - col)
+        if tap >= self.geometry["R"] * taps or kept_rows <= 0 or kept <= 0:
+            return
+        first = group * self.rows + row
+        target = self.out[part, first : first + kept_rows, col : col + kept, tap // taps, tap % taps]
+        assert np.isnan(target).all(), "an element was written twice"
+        target[:] = acc.value[:kept_rows, :kept]
+
+    def _names(self, machine: Machine, program: int, programs: int) -> dict[str, Any]:
+        """What the kernel's functions see in place of Gluon."""
+
+        def load(source: Boxes, place: list[int], barrier: Barrier, slot: View) -> None:
+            machine.pause()
+            tile = source.at(place)
+
+            def land() -> None:
+                slot.memory[:] = tile.reshape(slot.memory.shape)
+                barrier.bytes -= tile.size * 2
+                barrier.settle()
+
+            machine.copies.append(land)
+
+        def multiply(x: View, y: View, acc: Accumulator, use_acc: bool, is_async: bool) -> Accumulator:
+            machine.pause()
+            acc.multiply(x, y, use_acc)
+            return acc
+
+        def settle(left: int, deps: tuple[Accumulator, ...]) -> Any:
+            machine.pause()
+            for acc in deps:
+                # products end in the order in which they began, one of each sum in turn
+                acc.finish(left // len(deps))
+            return deps[0] if len(deps) == 1 else deps
+
+        def expect(barrier: Barrier, count: int) -> None:
+            machine.pause()
+            barrier.bytes += count
+            barrier.arrive()
+
+        def arrive(barrier: Barrier, count: int = 1, pred: bool = True) -> None:
+            machine.pause()
+            if pred:
+                barrier.arrive(count)
+
+        wait = types.SimpleNamespace(
+            wait=lambda barrier, parity: machine.pause(lambda: barrier.passed(parity)), expect=expect, arrive=arrive
+        )
+        names = {
+            **language(program, programs), "range": range, "mbarrier": wait, "wgrad_load": load,
+            "warpgroup_mma": multiply, "warpgroup_mma_wait": settle, "warpgroup_mma_init": lambda acc: acc,
+            "wgrad_store": self._store,
+        }  # fmt: skip
+        names["gl"].minimum = min
+        for name in KERNEL_FUNCTIONS:
+            names[name] = types.FunctionType(getattr(KERNEL, name).fn.__code__, names, name)
+        return names
+
+
+CASES: dict[str, tuple[Any, ...]] = {
+    # image, weight, box of pixels, tile, parts of the sum, attributes
+    "taps shared out": ((2, 40, 6, 9), (48, 40, 3, 3), (1, 4, 8), (64, 64, 10), 3, {"pad_h": 1, "pad_w": 1}),
+    "rows shared out": ((1, 136, 5, 11), (136, 136, 2, 2), (1, 2, 16), (128, 64, 3), 1, {"dilation_w": 3}),
+    "wide blocks": ((3, 72, 7, 7), (300, 72, 1, 3), (16, 2, 1), (256, 128, 1), 4, {"pad_w": 1}),
+    "split strides": ((2, 24, 8, 12), (16, 24, 3, 3), (2, 4, 4), (64, 64, 4), 2,
+                      {"pad_h": 1, "pad_w": 1, "stride_h": 2, "stride_w": 2}),
+    "one tap, strided": ((2, 64, 7, 9), (80, 64, 1, 1), (2, 4, 4), (128, 64, 1), 2, {"stride_h": 2, "stride_w": 2}),
+    "one tap, a line": ((3, 64, 5, 7), (64, 64, 1, 1), (1, 1, 32), (64, 64, 2), 7, {}),
+    "groups": ((1, 96, 6, 6), (64, 48, 3, 1), (1, 4, 8), (64, 64, 2), 2, {"pad_h": 2, "dilation_h": 2, "groups": 2}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_sums_by_simulated_warps(name: str) -> None:
+    image, weight, box, tile, parts, given = CASES[name]
+    attributes = {**DEFAULTS, **given, "direction": "weight_gradient"}
+    x, w = whole_numbers(image, 0), whole_numbers(weight, 1).requires_grad_()
+    stride, padding, dilation = (
+        [attributes[f"{name}_{axis}"] for axis in "hw"] for name in ("stride", "pad", "dilation")
+    )
+    y = torch.nn.functional.conv2d(x, w, None, stride, padding, dilation, attributes["groups"])
+    d_out = whole_numbers(tuple(y.shape), 2)
+    y.backward(d_out)
+    assert w.grad is not None
+    found = Simulation(x, d_out, weight, box, tile, parts, attributes).run(3, 2)
+    assert np.array_equal(found.sum(0), w.grad.numpy())
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BuildPool]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        with BuildPool(1) as pool:
+            yield pool
+
+
+def gradient(image: tuple[int, int, int, int], k: int, kernel: int, **given: Any) -> Workload:
+    return conv2d_workload(image, k, kernel, direction="weight_gradient", **given)
+
+
+NARROW = gradient((32, 64, 56, 56), 64, 3, padding=1)
+DEEP = gradient((32, 256, 14, 14), 256, 3, padding=1)
+STRIDED = gradient((256, 128, 56, 56), 128, 3, padding=1, stride=2)
+POINTS = gradient((32, 64, 56, 56), 256, 1)
+
+BUILDS: dict[str, tuple[Workload, dict[str, int]]] = {
+    "all taps": (NARROW, {"block_m": 64, "block_n": 64, "column_blocks": 10, "block_k": 32, "num_stages": 5}),
+    "wide": (DEEP, {"block_m": 128, "block_n": 256, "column_blocks": 1, "block_k": 64}),
+    "strided": (STRIDED, {"block_m": 128, "block_n": 128, "column_blocks": 2, "block_k": 64}),
+    "high": (POINTS, {"block_m": 256, "block_n": 64, "column_blocks": 1, "block_k": 128}),
+}
+
+
+def members(workload: Workload, **wanted: int) -> list[Schedule]:
+    space = WEIGHT_GRADIENT_WARP_SPECIALIZED.space(workload, H100)
+    return [s for s in space if all(s.knobs[name] == value for name, value in wanted.items())]
+
+
+@pytest.mark.parametrize("name", BUILDS)
+def test_schedules_build_without_spills(pool: BuildPool, name: str) -> None:
+    workload, wanted = BUILDS[name]
+    schedule = members(workload, **wanted)[0]
+    report = pool.build(workload, schedule, H100, keep_artifact=True)
+    assert report.spills == 0
+    estimate = WEIGHT_GRADIENT_WARP_SPECIALIZED.shared_bytes(workload, schedule)
+    assert report.shared_bytes <= min(estimate + 1024, H100.shared_memory_bytes)
+    code = " ".join(str(text) for name, text in report.artifact.items() if name.endswith(".ptx"))
+    assert "wgmma.mma_async" in code and "cp.async.bulk.tensor" in code
+
+
+@pytest.mark.parametrize("workload", [NARROW, DEEP, STRIDED, POINTS])
+def test_parts_of_the_sum_fill_the_device(workload: Workload) -> None:
+    schedules = members(workload)
+    assert 20 <= len(schedules) <= 2000
+    for schedule in schedules:
+        launches = plan_of(workload, schedule)
+        knobs = schedule.knobs
+        rows, columns = -(-workload.dims["K"] // int(knobs["block_m"])), -(-workload.dims["C"] // int(knobs["block_n"]))
+        tiles = rows * -(-workload.dims["R"] * workload.dims["S"] * columns // int(knobs["column_blocks"]))
+        # half of the multiprocessors at least, unless one tile more would already be a second round
+        assert tiles * int(knobs["split_k"]) * 2 > H100.multiprocessors - 2 * tiles
+        assert len(launches) == (2 if int(knobs["split_k"]) > 1 else 1)
+
+
+def plan_of(workload: Workload, schedule: Schedule) -> list[Any]:
+    inputs, out = CONV2D.make_inputs(workload, 0, "meta"), CONV2D.empty_output(workload, "meta")
+    launches: list[Any] = CONV2D.plan(workload, schedule, inputs, out)
+    return launches
+
+
+def test_boxes_hold_few_pixels_that_are_not_there() -> None:
+    assert offered_boxes(problem_of(POINTS)) == {(32, 1, 32), (64, 1, 64), (128, 1, 128)}
+    assert (64, 2, 2) in offered_boxes(problem_of(DEEP)) and (64, 8, 8) not in offered_boxes(problem_of(DEEP))
+
+
+@pytest.mark.parametrize(
+    ("workload", "words"),
+    [
+        (conv2d_workload((8, 64, 28, 28), 64, 3, padding=1), "computes weight_gradient, not forward"),
+        (gradient((8, 64, 28, 28), 64, 3, dtype="fp32"), "16-bit"),
+        (gradient((8, 64, 28, 28), 64, 3, layout="nchw"), "neighbouring channels"),
+        (gradient((8, 3, 28, 28), 64, 3), "strides of whole 16 bytes"),
+        (gradient((8, 64, 28, 28), 64, 3, groups=16), "groups of whole 16 bytes"),
+        (gradient((8, 64, 28, 27), 64, 3, stride=2), "W must be a multiple of the stride 2"),
+        (gradient((8, 64, 1, 28), 64, 1, stride=2, padding=1), "no tap meets a pixel along H"),
+        (gradient((0, 64, 28, 28), 64, 3), "at least one image"),
+    ],
+)
+def test_what_it_cannot_run_is_told(workload: Workload, words: str) -> None:
+    space = WEIGHT_GRADIENT_WARP_SPECIALIZED.space(workload, H100)
+    assert not len(space)
+    knobs = {name: knob.values[0] for name, knob in space.knobs.items()}
+    assert any(words in reason for reason in space.why_illegal(Schedule(space.template, FrozenMap(knobs))))
+
+
+def test_it_is_written_for_one_architecture() -> None:
+    assert not len(WEIGHT_GRADIENT_WARP_SPECIALIZED.space(NARROW, named_device("b200")))
+
+
+def test_little_memory_and_long_sums_are_kept_to() -> None:
+    small = gradient((32, 64, 56, 56), 64, 3, padding=1, attributes={"workspace_bytes": 2**23})
+    assert members(small)
+    assert max(int(s.knobs["split_k"]) for s in members(small)) * 4 * 64 * 64 * 9 <= 2**23
+    long = gradient((1, 128, 1024, 1024), 128, 3, padding=1)
+    assert min(int(s.knobs["split_k"]) for s in members(long)) >= 16
