@@ -26,6 +26,7 @@ TEMPLATES = ("pointer", "persistent_tma", "skinny", "warp_specialized", "stream_
 _PERSISTENT = frozenset(
     {
         *("persistent_tma", "warp_specialized", "warp_specialized_loop", "stream_k", "block_scaled"),
+        "stream_k_warp_specialized",
         *("implicit_gemm_tma", "implicit_gemm_warp_specialized", "forward_tma", "forward_warp_specialized"),
         "weight_gradient_warp_specialized",
     }
@@ -97,7 +98,8 @@ class Geometry:
     loop. useful: share of the computed products that the result needs. l2_bytes: moved from L2 into shared memory by
     all programs. memory_bytes: moved to and from device memory, with what the grouping of tiles saves.
     accumulator: 32-bit registers a thread holds for the result tile. blocks: blocks resident on a multiprocessor.
-    bulk_copies: 1 where the copy engine (TMA) loads tiles. own: the operator's own knobs (see `own_knobs`).
+    bulk_copies: 1 where the copy engine (TMA) loads tiles. streamed: whether the last tiles are shared out (stream-K).
+    own: the operator's own knobs (see `own_knobs`).
     """
 
     problem: Problem
@@ -117,6 +119,7 @@ class Geometry:
     persistent: Array
     swapped: Array
     bulk_copies: Array
+    streamed: npt.NDArray[np.bool_]
     peak_tflops: Array
     tiles_m: Array
     tiles_n: Array
@@ -138,7 +141,7 @@ class Geometry:
     def rounds(self) -> Array:
         rounds = self.programs / self.device.multiprocessors
         # stream-K divides what does not fill a wave evenly
-        return np.where(self.templates == "stream_k", np.maximum(rounds, 1.0), np.ceil(rounds))
+        return np.where(self.streamed, np.maximum(rounds, 1.0), np.ceil(rounds))
 
     @functools.cached_property
     def waves(self) -> Array:
@@ -264,6 +267,7 @@ def cut(
         persistent=persistent,
         swapped=np.isin(templates, list(_SWAPPED)).astype(float),
         bulk_copies=np.isin(templates, list(_BULK_COPIES)).astype(float),
+        streamed=(templates == "stream_k") | _has_waves_to_share(schedules),
         peak_tflops=_rates(device, precisions, default),
         tiles_m=np.maximum(np.ceil(problem.m / knobs["block_m"]), 1),
         tiles_n=np.maximum(np.ceil(problem.n / knobs["block_n"]), 1),
@@ -290,6 +294,10 @@ def knob_columns(schedules: Sequence[Schedule]) -> dict[str, Array]:
     columns["num_stages"] = np.where(buffers > 0, buffers, columns["num_stages"])
     floors = {"repack": 0.0}
     return {name: np.maximum(column, floors.get(name, 1.0)) for name, column in columns.items()}
+
+
+def _has_waves_to_share(schedules: Sequence[Schedule]) -> npt.NDArray[np.bool_]:
+    return np.array([float(s.knobs.get("stream_waves", 0)) > 0 for s in schedules], dtype=np.bool_)
 
 
 def own_knobs(

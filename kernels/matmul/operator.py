@@ -18,6 +18,7 @@ from kernelwright.kernels.matmul.persistent_tma import PERSISTENT_TMA
 from kernelwright.kernels.matmul.pointer import POINTER
 from kernelwright.kernels.matmul.skinny import SKINNY
 from kernelwright.kernels.matmul.stream_k import STREAM_K
+from kernelwright.kernels.matmul.stream_k_warp_specialized import STREAM_K_WARP_SPECIALIZED
 from kernelwright.kernels.matmul.template import MatmulTemplate
 from kernelwright.kernels.matmul.vendor import vendor_call
 from kernelwright.kernels.matmul.warp_specialized import WARP_SPECIALIZED
@@ -39,6 +40,7 @@ TEMPLATES: dict[str, MatmulTemplate] = {
         SKINNY,
         WARP_SPECIALIZED,
         STREAM_K,
+        STREAM_K_WARP_SPECIALIZED,
         GROUPED,
         GROUPED_POINTER,
         WEIGHT_ONLY,

@@ -85,6 +85,14 @@ def test_buffers_count_as_stages(make_matmul: Make, h100: DeviceSpec) -> None:
     assert column("stages", make_matmul(512, 512, 4096), h100, ring) == 5
 
 
+def test_tiles_that_are_shared_out_take_no_whole_rounds(make_matmul: Make, h100: DeviceSpec) -> None:
+    workload = make_matmul(2048, 1280 * 3, 8192)
+    tile = {"block_m": 128, "block_n": 256, "block_k": 64}
+    schedules = [Schedule("stream_k_warp_specialized", {**tile, "stream_waves": waves}) for waves in (0, 1)]
+    rounds = geometry(workload, h100, [*schedules, Schedule("stream_k", tile)]).rounds
+    assert rounds == pytest.approx([2, 240 / 132, 240 / 132])
+
+
 def test_units(make_matmul: Make, h100: DeviceSpec) -> None:
     g = geometry(make_matmul(1024, 512, 256), h100, [TILE])
     assert g.problem.flops == 2 * 1024 * 512 * 256

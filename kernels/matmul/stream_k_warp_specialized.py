@@ -1,0 +1,143 @@
+"""Template "stream_k_warp_specialized": specialised warps in Gluon for tiles that do not fill whole waves; Hopper only.
+
+Which schedules should win, for an H100 with 132 multiprocessors, M x N x K and tiles of block_m x block_n:
+
+2048x1280x8192, 80 tiles of 128x256: 52 multiprocessors idle. Shared out, each has 77.6 of a tile's 128 steps, writes
+one part of 128 KB and reads one or two. 128 tiles of 128x160 fill 97% with nothing to exchange, but read 20% more.
+2048x4672x4544, 304 tiles of 128x256 = 2.3 waves: two whole and 21.5 steps each of the third. Or 528 tiles of 128x144 =
+4.0 waves, of which 98% is needed.
+1000x3072x768: 128 tiles of 128x192 are one wave, 96 of 128x256 are three quarters of one.
+729x4304x1152: 102 tiles of 128x256, each 18 steps and a long epilogue: shared out, 14 steps each.
+1000x1000x1000: 128 tiles of 128x64 fill a wave; 64 tiles of 128x128, shared out, read a third less.
+
+The tensor cores read both operands from shared memory, a's rows once for each piece of b: for 64 rows and 16 numbers
+along K 2 KB of a and 32 B a column, beside what TMA writes. In clocks of 128 B that is more than the multiplication
+takes by 25% for 128x128 and 128x192, 35% for 128x160, 42% for 128x144, 13% for 256x128, and nothing for 128x256.
+"""
+
+from __future__ import annotations
+
+import math
+
+from kernelwright.kernels.matmul.stream_k import FULL
+from kernelwright.kernels.matmul.template import (
+    Knobs,
+    MatmulTemplate,
+    element_bytes,
+    needs_turning,
+    number,
+    over,
+    plain_constraint,
+    tiles,
+    tma_constraint,
+)
+from kernelwright.kernels.matmul.workload import Problem
+from kernelwright.kernels.space import Constraint, Knob
+from kernelwright.types import DTYPES, DeviceSpec
+
+MOST_WAVES = 8
+"""Of more waves than this the last one is a small part of the time."""
+
+FEWEST_STEPS = 4
+"""Steps along K of a program's share that are worth leaving and fetching a part."""
+
+
+def pieces(columns: int) -> tuple[int, int]:
+    """A tile's columns as a power of two and the rest."""
+    wide: int = 1 << (columns.bit_length() - 1)
+    return wide, columns - wide
+
+
+def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) -> list[Knob]:
+    repack = not (problem.aligned("a") and problem.aligned("b"))
+    return [
+        # each of two warpgroups multiplies 64 rows at once
+        Knob("block_m", (128, 256), "log2"),
+        Knob("block_n", (64, 128, 144, 160, 192, 256), "log2"),
+        # a row of a tile is one swizzled line of 128 bytes
+        Knob("block_k", (1024 // DTYPES[problem.a_dtype],), "log2"),
+        Knob("num_warps", (8,), "log2"),
+        Knob("num_stages", (3, 4, 5, 6, 8)),
+        Knob("group_m", (4, 8, 16), "log2"),
+        Knob("split_k", (1,), "log2"),
+        # 0: whole tiles only
+        Knob("stream_waves", (0, 1, 2)),
+        Knob("subtile", (1, 2, 4), "log2"),
+        Knob("repack", (int(repack),), "category"),
+        Knob("precision", precisions, "category"),
+    ]
+
+
+def _shared(problem: Problem, knobs: Knobs) -> int:
+    m, n, k = (number(knobs, name) for name in ("block_m", "block_n", "block_k"))
+    ring = (m + n) * k * number(knobs, "num_stages") * element_bytes(problem)
+    return ring + m * (pieces(n)[0] // number(knobs, "subtile")) * DTYPES[problem.out_dtype] // 8 + 512
+
+
+def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
+    def hopper(knobs: Knobs) -> str | None:
+        if device.architecture != "sm_90":
+            return f"is written for sm_90, the device is {device.architecture}"
+        if problem.a_dtype in ("fp32", "int8"):
+            return "multiplies 16-bit and fp8 operands"
+        if problem.paired:
+            return "has no gated steps"
+        return "needs operands along K" if needs_turning(problem, "a") or needs_turning(problem, "b") else None
+
+    def shape(knobs: Knobs) -> str | None:
+        wide, rest = pieces(number(knobs, "block_n"))
+        if number(knobs, "block_m") < 256 and not rest and not number(knobs, "stream_waves"):
+            return "warp_specialized computes whole tiles of this shape"
+        line = 128 // element_bytes(problem)
+        if problem.b.order == "row" and (wide < line or 0 < rest < line):
+            return f"a piece of b's tile has fewer than {line} columns, a line of 128 bytes"
+        part, out_line = wide // number(knobs, "subtile"), 1024 // DTYPES[problem.out_dtype]
+        return f"a part of {part} columns is less than a line of 128 bytes" if part < out_line else None
+
+    def order(knobs: Knobs) -> str | None:
+        rows = -(-problem.m // number(knobs, "block_m"))
+        wide = number(knobs, "group_m") > max(4, rows)
+        return f"group_m {knobs['group_m']} for {rows} rows of tiles" if wide else None
+
+    return [
+        plain_constraint(problem, device, batched=False),
+        Constraint("hopper", hopper),
+        Constraint("shape", shape),
+        Constraint("order", order),
+        *_sharing_constraints(problem, device),
+        tma_constraint(problem, device, ("a", "b")),
+    ]
+
+
+def _sharing_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
+    def tail(knobs: Knobs) -> str | None:
+        if not number(knobs, "stream_waves"):
+            return None
+        count = tiles(problem, knobs)
+        waves = count / device.multiprocessors
+        if waves / math.ceil(waves) > FULL:
+            return f"{count} tiles fill {math.ceil(waves)} waves: there is nothing to share out"
+        if waves > MOST_WAVES:
+            return f"{waves:.1f} waves: the last one is a small part of the time"
+        if number(knobs, "stream_waves") > 1 and waves < 1:
+            return "there is no full wave to share out"
+        left = count % device.multiprocessors + (number(knobs, "stream_waves") - 1) * device.multiprocessors
+        share = left * math.ceil(problem.k / number(knobs, "block_k")) / device.multiprocessors
+        return f"shares of {share:.1f} steps along K are too small" if share < FEWEST_STEPS else None
+
+    def room(knobs: Knobs) -> str | None:
+        if problem.workspace_bytes is None or not number(knobs, "stream_waves"):
+            return None
+        needed = 4 * device.multiprocessors * number(knobs, "block_m") * number(knobs, "block_n")
+        return over(needed, problem.workspace_bytes, "bytes of workspace for parts (workspace_bytes)")
+
+    return [Constraint("tail", tail), Constraint("room", room)]
+
+
+STREAM_K_WARP_SPECIALIZED = MatmulTemplate(
+    "stream_k_warp_specialized",
+    "kernelwright.kernels.matmul.stream_k_warp_specialized_kernel",
+    _knobs,
+    _constraints,
+    _shared,
+)

@@ -1,0 +1,113 @@
+"""The shared-out warp-specialised template's space and builds, without a GPU."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+import pytest
+
+from kernelwright.kernels import triton_adapter
+from kernelwright.kernels.device import named_device
+from kernelwright.kernels.matmul.operator import MATMUL
+from kernelwright.kernels.matmul.stream_k_warp_specialized import STREAM_K_WARP_SPECIALIZED, pieces
+from kernelwright.kernels.matmul.workload import matmul_workload, problem_of
+from kernelwright.types import Scalar, Workload
+
+H100 = named_device("h100")
+LARGE = matmul_workload(2048, 1280, 8192)
+
+
+def members(workload: Workload, slug: str = "h100") -> tuple[Any, ...]:
+    return STREAM_K_WARP_SPECIALIZED.space(workload, named_device(slug)).members
+
+
+@pytest.mark.parametrize(
+    "workload",
+    [
+        matmul_workload(2048, 1280, 8192, "fp32"),
+        matmul_workload(2048, 1280, 8192, batch=4),
+        matmul_workload(2048, 1280, 8192, groups=4),
+        matmul_workload(2048, 1280, 8192, epilogue=("swiglu",)),
+        matmul_workload(2048, 1280, 8192, "int8", scaling="row"),
+        matmul_workload(2048, 1280, 8192, "fp8e4m3", "nn", scaling="tensor"),
+        matmul_workload(2048, 1280, 8192, b_dtype="int4", scaling="group:64"),
+        matmul_workload(2048, 0, 512),
+        matmul_workload(2048, 512, 0),
+    ],
+    ids=str,
+)
+def test_no_schedules_for_what_the_kernel_cannot_do(workload: Workload) -> None:
+    assert not members(workload)
+
+
+def test_schedules_are_for_hopper_and_fit_there() -> None:
+    for slug in ("a100", "b200", "rtx5090", "mi300x"):
+        assert not members(LARGE, slug)
+    found = members(LARGE)
+    assert 50 < len(found) < 1000
+    assert all(STREAM_K_WARP_SPECIALIZED.shared_bytes(LARGE, s) <= H100.shared_memory_bytes for s in found)
+
+
+def test_each_row_it_was_made_for_has_the_schedule_it_was_made_with() -> None:
+    wanted = [
+        (LARGE, (128, 256, 1)),
+        (LARGE, (128, 160, 0)),
+        (matmul_workload(2048, 4672, 4544), (128, 256, 1)),
+        (matmul_workload(2048, 4672, 4544), (128, 144, 0)),
+        (matmul_workload(1000, 3072, 768, "bf16", "nn", ("bias", "gelu_tanh")), (128, 192, 0)),
+        (matmul_workload(729, 4304, 1152, "fp16", epilogue=("bias", "gelu")), (128, 256, 1)),
+        (matmul_workload(1000, 1000, 1000), (128, 128, 1)),
+    ]
+    for workload, shape in wanted:
+        names = ("block_m", "block_n", "stream_waves")
+        assert shape in {tuple(s.knobs[name] for name in names) for s in members(workload)}, str(workload)
+
+
+def test_nothing_is_shared_out_where_tiles_fill_their_waves_or_k_is_short() -> None:
+    full = matmul_workload(128 * 132, 256, 8192)
+    assert not any(s.knobs["stream_waves"] for s in members(full) if s.knobs["block_n"] == 256)
+    assert not any(s.knobs["stream_waves"] for s in members(matmul_workload(2048, 1280, 128)))
+
+
+def test_memory_for_parts_counts_as_workspace() -> None:
+    limited = matmul_workload(2048, 1280, 8192, attributes={"workspace_bytes": 2**20})
+    assert members(limited)
+    assert not any(s.knobs["stream_waves"] for s in members(limited))
+
+
+def test_a_piece_of_a_row_major_b_is_at_least_a_line() -> None:
+    found = members(matmul_workload(2048, 1280, 8192, "bf16", "nn"))
+    assert {s.knobs["block_n"] for s in found if pieces(int(s.knobs["block_n"]))[1]} == {192}
+
+
+@pytest.mark.parametrize(
+    ("workload", "knobs"),
+    [
+        (LARGE, {"block_n": 256, "num_stages": 4, "subtile": 4, "stream_waves": 1}),
+        (
+            matmul_workload(1000, 3071, 768, "fp16", "nn", ("bias", "gelu_tanh"), out_dtype="fp32"),
+            {"block_n": 192, "num_stages": 4, "subtile": 2, "stream_waves": 0, "repack": 1},
+        ),
+        (
+            matmul_workload(2048, 1280, 8192, "fp8e4m3", scaling="row"),
+            {"block_n": 144, "block_k": 128, "num_stages": 5, "subtile": 2, "stream_waves": 2},
+        ),
+    ],
+    ids=str,
+)
+def test_builds_without_spills_and_as_large_as_estimated(workload: Workload, knobs: dict[str, Scalar]) -> None:
+    chosen = {"block_m": 128, "block_k": 64, "group_m": 8, "num_warps": 8, "split_k": 1, "repack": 0, **knobs}
+    inputs, out = MATMUL.make_inputs(workload, 0, "meta"), MATMUL.empty_output(workload, "meta")
+    kernel = importlib.import_module(STREAM_K_WARP_SPECIALIZED.kernel_module)
+    with triton_adapter.targeting(H100):
+        compiled = triton_adapter.compile_launch(kernel.plan(inputs, out, chosen, workload.epilogue)[-1])
+    code = compiled.asm["ptx"]
+    assert code.count("wgmma.mma_async") == 2 * 4 * len([piece for piece in pieces(int(knobs["block_n"])) if piece])
+    # parts are left and fetched two numbers a thread, and announced
+    streams = bool(knobs["stream_waves"])
+    assert ("st.global.v2" in code and "ld.global.cg.v2" in code) == streams
+    assert ("atom.global.gpu.release" in code and "atom.global.acquire.gpu" in code) == streams
+    assert triton_adapter.threads(compiled) == 12 * 32
+    assert triton_adapter.registers_and_spills(compiled) == (168, 0)
+    assert triton_adapter.shared_bytes(compiled) <= STREAM_K_WARP_SPECIALIZED.shared(problem_of(workload), chosen)
