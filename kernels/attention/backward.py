@@ -84,7 +84,7 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         Constraint("registers_keys", keys_pass),
         Constraint("registers_queries", queries_pass),
         Constraint("pipeline", stages),
-        _bulk(problem, device),
+        repeats_nothing(problem, device),
     ]
 
 
@@ -96,7 +96,7 @@ def _held(numbers: int, threads: int) -> str | None:
     return over(each, 256, "registers a thread for scores and sums")
 
 
-def _bulk(problem: Problem, device: DeviceSpec) -> Constraint:
+def repeats_nothing(problem: Problem, device: DeviceSpec) -> Constraint:
     """The bulk copy engine takes aligned rows that do not repeat."""
     able = bulk_copy(problem, device, ("q", "k", "v", "out"))
 
