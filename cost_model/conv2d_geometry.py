@@ -22,6 +22,7 @@ CONV2D_TEMPLATES = (
     "stem",
     "depthwise",
     "grouped_direct",
+    "resident_weights",
 )
 """Templates that have a column of their own."""
 

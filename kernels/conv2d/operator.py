@@ -18,6 +18,7 @@ from kernelwright.kernels.conv2d.implicit_gemm_tma import IMPLICIT_GEMM_TMA
 from kernelwright.kernels.conv2d.implicit_gemm_warp_specialized import IMPLICIT_GEMM_WARP_SPECIALIZED
 from kernelwright.kernels.conv2d.implicit_gemm_weight_gradient import IMPLICIT_GEMM_WEIGHT_GRADIENT
 from kernelwright.kernels.conv2d.pointwise import POINTWISE
+from kernelwright.kernels.conv2d.resident_weights import RESIDENT_WEIGHTS
 from kernelwright.kernels.conv2d.stem import STEM
 from kernelwright.kernels.conv2d.template import ConvTemplate
 from kernelwright.kernels.conv2d.vendor import vendor_call
@@ -44,6 +45,7 @@ TEMPLATES: dict[str, ConvTemplate] = {
         DEPTHWISE,
         STEM,
         GROUPED_DIRECT,
+        RESIDENT_WEIGHTS,
     )
 }
 
