@@ -37,6 +37,7 @@ CATEGORIES = {
     "columns": ("tap", "flat"),
     "combine": ("parts", "add"),
     "mode": ("cooperative", "pingpong"),
+    "store": ("direct", "copied"),
 }
 """Knobs of convolution templates that a matmul's do not have, and the values of those that are words."""
 

@@ -1,4 +1,4 @@
-"""Template "implicit_gemm_tma": implicit GEMM, boxes of pixels copied by the bulk copy engine; NHWC, from sm_90 on."""
+"""Template "implicit_gemm_tma": implicit GEMM, boxes of pixels copied by the bulk copy engine, from sm_90 on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from kernelwright.kernels.conv2d.template import (
     power_over,
     split_choices,
 )
-from kernelwright.kernels.conv2d.workload import TMA_ALIGNMENT, Problem
+from kernelwright.kernels.conv2d.tma_operands import copy_constraint, repack_knob, splits, tma_constraint
+from kernelwright.kernels.conv2d.workload import Problem
 from kernelwright.kernels.matmul.template import Knobs, number, over
 from kernelwright.kernels.space import Constraint, Knob
 from kernelwright.types import DTYPES, DeviceSpec
@@ -37,13 +38,14 @@ def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) ->
         Knob("split_k", split_choices(gemm_of(problem), device, MOST_SPLITS), "log2"),
         Knob("combine", ("parts",), "category"),
         Knob("blocks_per_sm", (1, 2)),
+        repack_knob(problem),
         Knob("precision", precisions, "category"),
     ]
 
 
 def box_knobs() -> list[Knob]:
-    """Rows and columns of a tile's pixels; the rest of block_m are images."""
-    return [Knob("tile_h", (1, 2, 4, 8, 16, 32), "log2"), Knob("tile_w", (1, 2, 4, 8, 16, 32, 64), "log2")]
+    """Rows and columns of a tile's pixels; the rest of block_m are images. The longest rows are for images of one."""
+    return [Knob("tile_h", (1, 2, 4, 8, 16, 32), "log2"), Knob("tile_w", (1, 2, 4, 8, 16, 32, 64, 128, 256), "log2")]
 
 
 def _shared(problem: Problem, knobs: Knobs) -> int:
@@ -76,50 +78,10 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         tma_constraint(problem, device),
         *box_constraints(problem, device),
         *gemm_constraints(problem, device),
+        copy_constraint(problem),
         Constraint("residency", residency),
         Constraint("wide", wide),
     ]
-
-
-def tma_constraint(problem: Problem, device: DeviceSpec) -> Constraint:
-    """What the bulk copy engine must be able to do with image and weight."""
-    words = _unfit(problem, device)
-    return Constraint("tma", lambda knobs: words)
-
-
-def _unfit(problem: Problem, device: DeviceSpec) -> str | None:
-    if device.vendor != "nvidia" or int(device.architecture.removeprefix("sm_")) < 90:
-        return f"needs the bulk copy engine of sm_90 or later, the device is {device.architecture}"
-    image = problem.operands[0]
-    if not problem.n:
-        return "needs at least one image"
-    if not problem.aligned(image) or (problem.n > 1 and not problem.layouts[image].strides[0]):
-        return f"needs {image} with neighbouring channels in memory and strides of whole {TMA_ALIGNMENT} bytes"
-    weight, sizes = problem.layouts["w"], problem.shapes["w"]
-    dense = weight.order == "nhwc" or (weight.order == "nchw" and sizes[2:] == (1, 1))
-    if not dense or weight.offset or sizes[1] * problem.element_bytes % TMA_ALIGNMENT:
-        return f"needs a dense KRSC weight with rows of whole {TMA_ALIGNMENT} bytes"
-    if problem.scatters and problem.element_bytes != 2:
-        return "the tensor cores read a turned weight of 16-bit elements only"
-    return _unsplittable(problem, image)
-
-
-def _unsplittable(problem: Problem, image: str) -> str | None:
-    """Why a stride's remainders cannot be an axis of the image."""
-    if problem.scatters:
-        return None
-    channels, height, width = problem.shapes[image][1:]
-    for name, size, place in (("H", height, 0), ("W", width, 1)):
-        if splits(problem, place) and size % problem.stride[place]:
-            return f"{name} must be a multiple of the stride {problem.stride[place]}, got {size}"
-    gaps = problem.layouts[image].strides[3] != channels
-    return "pixels of a row must lie without gaps to be read in strides" if splits(problem, 1) and gaps else None
-
-
-def splits(problem: Problem, place: int) -> bool:
-    """Whether the taps along an axis meet pixels of several remainders of the stride."""
-    taps = (problem.r, problem.s)[place]
-    return not problem.scatters and taps > 1 and problem.dilation[place] % problem.stride[place] != 0
 
 
 def box_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:

@@ -18,7 +18,15 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from kernelwright.kernels.conv2d.conv_epilogue_kernel import conv_chain, finish_conv, image_places
 from kernelwright.kernels.conv2d.conv_reduce_kernel import conv_parts, conv_reduce_launch
 from kernelwright.kernels.conv2d.implicit_gemm_kernel import class_of_axis
-from kernelwright.kernels.conv2d.tma_view_kernel import box_view, conv_geometry, met_by, result_view, safe_strides
+from kernelwright.kernels.conv2d.tma_operand_kernel import engine_image, engine_weight, stored_by_tma
+from kernelwright.kernels.conv2d.tma_view_kernel import (
+    box_view,
+    class_of_unit,
+    conv_geometry,
+    met_by,
+    result_view,
+    safe_strides,
+)
 from kernelwright.kernels.matmul.product_kernel import dot_precision, product
 
 
@@ -32,9 +40,11 @@ def conv_implicit_gemm_tma(
     TAP_STEP_W: tl.constexpr, ORIGIN_H: tl.constexpr, ORIGIN_W: tl.constexpr, OUT_STEP_H: tl.constexpr,
     OUT_STEP_W: tl.constexpr, W_STEP_H: tl.constexpr, W_STEP_W: tl.constexpr,
     TILE_N: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    SPLIT_K: tl.constexpr, STORE: tl.constexpr, PRECISION: tl.constexpr, SUM: tl.constexpr, STEPS: tl.constexpr,
+    SPLIT_K: tl.constexpr, W_ACROSS: tl.constexpr, STORE: tl.constexpr, PRECISION: tl.constexpr, SUM: tl.constexpr,
+    STEPS: tl.constexpr,
 ):  # fmt: skip
-    """GRID_H x GRID_W pixels of each class and image; COLS and CHANNELS: channels of result and operand in a group."""
+    """GRID_H x GRID_W pixels of each class and image; COLS and CHANNELS: channels of result and operand in a group.
+    W_ACROSS: lines of the weight are of the result's channels."""
     BLOCK_M: tl.constexpr = TILE_N * TILE_H * TILE_W
     CLASSES: tl.constexpr = OUT_STEP_H * OUT_STEP_W
     tiles_h = tl.cdiv(GRID_H, TILE_H)
@@ -48,8 +58,9 @@ def conv_implicit_gemm_tma(
         col = tile % tiles_k * BLOCK_N
         group = tile // tiles_k % GROUPS
         tile = tile // (tiles_k * GROUPS)
-        first_h = tile % CLASSES // OUT_STEP_W
-        first_w = tile % OUT_STEP_W
+        which = class_of_unit(tile, SPLIT_K * tiles_k * GROUPS, tl.num_programs(0), CLASSES)
+        first_h = which // OUT_STEP_W
+        first_w = which % OUT_STEP_W
         tile = tile // CLASSES
         j = tile % tiles_w * TILE_W
         i = tile // tiles_w % tiles_h * TILE_H
@@ -80,7 +91,7 @@ def conv_implicit_gemm_tma(
                 y = i + origin_h + u * TAP_STEP_H
                 x = x_desc.load([n, y, j + origin_w + v * TAP_STEP_W, group * CHANNELS + c]).reshape(BLOCK_M, BLOCK_K)
             place = (tap0_h + u * W_STEP_H) * S + tap0_w + v * W_STEP_W
-            if SCATTERS:
+            if W_ACROSS:
                 w = w_desc.load([group * CHANNELS + c, place * COLS + col])
             else:
                 w = w_desc.load([group * COLS + col, place * CHANNELS + c]).T
@@ -110,14 +121,6 @@ def multiprocessors_of(tensor):
     return torch.cuda.get_device_properties(tensor.device).multi_processor_count if tensor.is_cuda else 1
 
 
-def stored_by_tma(out):
-    """Whether the bulk copy engine can write whole tiles of a result [N, K, P, Q]."""
-    size = out.element_size()
-    # it writes whole pieces of 16 bytes: past a row that is no such multiple it would run over
-    whole = out.shape[1] * size % 16 == 0 and out.stride(1) == 1 and out.data_ptr() % 16 == 0
-    return whole and all(stride * size % 16 == 0 for stride in (out.stride(0), *out.stride()[2:]))
-
-
 def plan(inputs, out, knobs, attributes, epilogue):
     """Launches that write the convolution to out [N, K, P, Q], or the gradient of the input to out [N, C, H, W].
 
@@ -129,10 +132,10 @@ def plan(inputs, out, knobs, attributes, epilogue):
     tile = (knobs["block_m"] // (knobs["tile_h"] * knobs["tile_w"]), knobs["tile_h"], knobs["tile_w"])
     block_n, block_k, split_k, groups = (*(knobs[x] for x in ("block_n", "block_k", "split_k")), attributes["groups"])
     geometry = conv_geometry(weight, attributes)
+    image, image_launches = engine_image(image, geometry, knobs["repack"])
+    lines, across, weight_launches = engine_weight(weight, groups, geometry["SCATTERS"], knobs["repack"])
     x_desc = box_view(image, tile, block_k, geometry)
-    scatters = geometry["SCATTERS"]
-    lines = weight.permute(0, 2, 3, 1).flatten(1)
-    w_block = [block_k, block_n] if scatters else [block_n, block_k]
+    w_block = [block_k, block_n] if across else [block_n, block_k]
     cols, channels = out.shape[1] // groups, image.shape[1] // groups
     steps = geometry["OUT_STEP_H"], geometry["OUT_STEP_W"]
     grid_h, grid_w = (triton.cdiv(size, step) for size, step in zip(out.shape[2:], steps, strict=True))
@@ -154,10 +157,11 @@ def plan(inputs, out, knobs, attributes, epilogue):
     args = (
         x_desc, TensorDescriptor(lines, list(lines.shape), [lines.stride(0), 1], w_block), out_desc, target, operands,
         strides, stride_part, out.shape[0], *out.shape[2:], grid_h, grid_w, cols, channels, image.stride(3),
-        groups, *geometry.values(), *tile, block_n, block_k, split_k, store,
+        groups, *geometry.values(), *tile, block_n, block_k, split_k, across, store,
         dot_precision(knobs["precision"], image), tl.int32 if whole else tl.float32, chain,
     )  # fmt: skip
     options = {"num_warps": knobs["num_warps"], "num_stages": knobs["num_stages"]}
     programs = min(items, multiprocessors_of(image) * knobs["blocks_per_sm"])
     main = (conv_implicit_gemm_tma, (programs,), args, options)
-    return [main, *([conv_reduce_launch(target, out, inputs, epilogue)] if split_k > 1 else [])]
+    tail = [conv_reduce_launch(target, out, inputs, epilogue)] if split_k > 1 else []
+    return [*image_launches, *weight_launches, main, *tail]

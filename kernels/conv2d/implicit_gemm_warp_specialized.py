@@ -1,11 +1,12 @@
-"""Template "implicit_gemm_warp_specialized": a loading warp and two multiplying warpgroups, in Gluon; Hopper, NHWC."""
+"""Template "implicit_gemm_warp_specialized": a loading warp and two multiplying warpgroups, in Gluon; Hopper."""
 
 from __future__ import annotations
 
 import math
 
-from kernelwright.kernels.conv2d.implicit_gemm_tma import box_constraints, box_knobs, tma_constraint
+from kernelwright.kernels.conv2d.implicit_gemm_tma import box_constraints, box_knobs
 from kernelwright.kernels.conv2d.template import ConvTemplate, directions, gemm_of, power_over
+from kernelwright.kernels.conv2d.tma_operands import copy_constraint, repack_knob, store_knob, tma_constraint
 from kernelwright.kernels.conv2d.workload import Problem
 from kernelwright.kernels.matmul.template import Knobs, number
 from kernelwright.kernels.space import Constraint, Knob
@@ -26,6 +27,8 @@ def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) ->
         Knob("num_stages", (3, 4, 5, 6, 7, 8)),
         Knob("split_k", (1,), "log2"),
         Knob("subtile", (1, 2, 4), "log2"),
+        repack_knob(problem),
+        store_knob(problem),
         Knob("precision", precisions, "category"),
     ]
 
@@ -44,8 +47,10 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
     def hopper(knobs: Knobs) -> str | None:
         if device.architecture != "sm_90":
             return f"is written for sm_90, the device is {device.architecture}"
-        own = problem.dtypes[problem.operands[0]]
-        return "multiplies 16-bit and fp8 operands" if own in ("fp32", "int8") else None
+        if problem.dtypes[problem.operands[0]] == "int8":
+            return "multiplies 16-bit and fp8 operands, and fp32 as tf32"
+        wide = problem.element_bytes == 4 and knobs["precision"] != "tf32"
+        return f"multiplies fp32 as tf32 only, not in {knobs['precision']}" if wide else None
 
     def shape(knobs: Knobs) -> str | None:
         rows, columns = number(knobs, "block_m"), number(knobs, "block_n")
@@ -70,8 +75,6 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
     def turns(knobs: Knobs) -> str | None:
         if knobs["mode"] != "pingpong":
             return None
-        if problem.scatters and problem.stride != (1, 1):
-            return "tiles of unequal length cannot take turns"
         tiles = math.ceil(gemm.m / number(knobs, "block_m")) * math.ceil(gemm.n / number(knobs, "block_n"))
         alone = gemm.batch * tiles <= device.multiprocessors // 2
         return "there is no second tile to take turns with" if alone else None
@@ -80,6 +83,7 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         directions(problem, "forward", "transposed", "input_gradient"),
         Constraint("hopper", hopper),
         tma_constraint(problem, device),
+        copy_constraint(problem),
         *box_constraints(problem, device),
         Constraint("shape", shape),
         Constraint("pipeline", ring),

@@ -21,8 +21,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 
 from kernelwright.kernels.conv2d.conv_epilogue_kernel import conv_chain, finish_conv, image_places
-from kernelwright.kernels.conv2d.implicit_gemm_tma_kernel import stored_by_tma
 from kernelwright.kernels.conv2d.resident_arrange_kernel import arranged
+from kernelwright.kernels.conv2d.tma_operand_kernel import stored_by_tma
 from kernelwright.kernels.conv2d.tma_view_kernel import result_view, safe_strides
 from kernelwright.kernels.matmul.warp_specialized_kernel import (
     gluon_barrier,

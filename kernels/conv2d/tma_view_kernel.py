@@ -91,3 +91,18 @@ def met_by(
         pixel = tap * TAP_STEP + ORIGIN
         remainder = tap * 0
     return pixel, remainder
+
+
+@triton.jit
+def class_of_unit(unit, share, programs, CLASSES: tl.constexpr):
+    """The class of one of CLASSES neighbouring units, which are the classes of one tile. share: items of a unit.
+
+    A program's next item stands `programs` further on. Were classes to alternate simply, it could be one of the same
+    class again and again, and classes differ in their number of taps: they turn by one with each round of programs.
+    """
+    if CLASSES > 1:
+        rounds = unit // CLASSES * CLASSES * share // programs
+        which = (unit + rounds * (CLASSES + 1 - programs // share % CLASSES)) % CLASSES
+    else:
+        which = unit * 0
+    return which

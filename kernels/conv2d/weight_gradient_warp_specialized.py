@@ -7,7 +7,6 @@ import functools
 import itertools
 import math
 
-from kernelwright.kernels.conv2d.implicit_gemm_tma import splits
 from kernelwright.kernels.conv2d.template import (
     LONGEST_SUM,
     ConvTemplate,
@@ -16,6 +15,7 @@ from kernelwright.kernels.conv2d.template import (
     power_over,
     workspace_of,
 )
+from kernelwright.kernels.conv2d.tma_operands import splits
 from kernelwright.kernels.conv2d.workload import TMA_ALIGNMENT, Problem
 from kernelwright.kernels.matmul.template import Knobs, number, over
 from kernelwright.kernels.space import Constraint, Knob

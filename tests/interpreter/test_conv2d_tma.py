@@ -9,6 +9,7 @@ import pytest
 
 from kernelwright.kernels.conv2d.implicit_gemm_tma import IMPLICIT_GEMM_TMA
 from kernelwright.kernels.conv2d.operator import CONV2D
+from kernelwright.kernels.conv2d.tma_view_kernel import class_of_unit
 from kernelwright.kernels.conv2d.workload import conv2d_workload
 from kernelwright.kernels.device import named_device
 from kernelwright.kernels.operator import launch_all
@@ -28,6 +29,7 @@ FORWARD: list[dict[str, Any]] = [
     {"image": (1, 32, 8, 8), "k": 16, "kernel": 2, "stride": 2, "padding": (5, 4)},
     {"image": (1, 32, 6, 12), "k": 16, "kernel": (2, 3), "stride": (1, 3), "padding": (2, 1), "dilation": (1, 2)},
     {"image": (1, 64, 7, 7), "k": 64, "kernel": 3, "padding": 1, "groups": 2},
+    {"image": (4, 32, 9, 7), "k": 16, "kernel": 3, "stride": 2, "padding": 1},
 ]
 
 SCATTERING: list[dict[str, Any]] = [
@@ -92,15 +94,40 @@ def test_other_types(dtype: str) -> None:
     check(conv2d_workload((1, 32, 5, 9), 24, 3, dtype, padding=1, dtypes={"out": "fp32"}))
 
 
+@pytest.mark.parametrize("direction", ["forward", "transposed", "input_gradient"])
+@pytest.mark.parametrize("dtype", ["fp16", "fp32"])
+def test_nchw(direction: str, dtype: str) -> None:
+    kind = {"transposed": True} if direction == "transposed" else {"direction": direction}
+    workload = conv2d_workload((2, 32, 7, 9), 24, 3, dtype, "nchw", padding=1, stride=2, groups=1, **kind)  # type: ignore[arg-type]
+    assert {s.knobs["repack"] for s in IMPLICIT_GEMM_TMA.space(workload, H100)} == {1}
+    check(workload)
+
+
+@pytest.mark.parametrize("layouts", [{"x": "nchw"}, {"w": "nchw"}, {"x": "nhwc+1"}, {"x": "strided:0,1,128,16"}])
+def test_operands_that_are_copied(layouts: dict[str, str]) -> None:
+    check(conv2d_workload((2, 16, 8, 8), 24, 3, "fp16", padding=1, layouts=layouts))
+
+
+def test_channels_that_fill_no_whole_pieces_are_copied() -> None:
+    workload = conv2d_workload((2, 32, 6, 6), 20, 3, "fp16", padding=1, direction="input_gradient")
+    check(workload)
+
+
+def test_classes_take_turns_in_every_program() -> None:
+    class_of = class_of_unit.fn
+    for share, programs, classes in ((1, 132, 4), (2, 132, 4), (1, 132, 2), (1, 4, 9), (3, 7, 4), (5, 4, 4)):
+        units = [class_of(unit, share, programs, classes) for unit in range(classes * 60)]
+        for tile in range(60):
+            assert sorted(units[tile * classes :][:classes]) == list(range(classes))
+    # the classes of one program of 132
+    assert {class_of(5 + 132 * turn, 1, 132, 4) for turn in range(4)} == {0, 1, 2, 3}
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"image": (1, 12, 8, 8)}, "neighbouring channels in memory and strides of whole 16 bytes"),
-        ({"image": (1, 16, 9, 8), "stride": 2}, "H must be a multiple of the stride 2, got 9"),
-        ({"layouts": {"w": "nchw"}}, "dense KRSC weight"),
-        ({"layouts": {"x": "nchw"}}, "neighbouring channels"),
-        ({"layouts": {"x": "strided:0,1,128,16"}, "image": (2, 16, 8, 8)}, "needs x with"),
-        ({"layouts": {"x": "strided:1536,1,192,24"}, "stride": 2}, "without gaps"),
+        ({"image": (1, 12, 8, 8)}, "weight with rows of whole 16 bytes, 12 channels are none"),
+        ({"layouts": {"x": "nchw"}, "attributes": {"workspace_bytes": 2047}}, "2048 bytes of workspace"),
         ({"direction": "weight_gradient"}, "computes forward, transposed, input_gradient"),
         ({"image": (0, 16, 8, 8)}, "at least one image"),
     ],
@@ -110,6 +137,7 @@ def test_what_it_cannot_do_is_refused_in_words(given: dict[str, Any], words: str
     space = IMPLICIT_GEMM_TMA.space(workload, H100)
     able = IMPLICIT_GEMM_TMA.space(conv2d_workload((1, 16, 8, 8), 16, 3, padding=1), H100)
     assert len(space) == 0
-    schedule = Schedule("implicit_gemm_tma", {**able.members[0].knobs})  # type: ignore[arg-type]
+    repack = space.knobs["repack"].values[0]
+    schedule = Schedule("implicit_gemm_tma", {**able.members[0].knobs, "repack": repack})  # type: ignore[arg-type]
     assert any(words in why for why in space.why_illegal(schedule)), space.why_illegal(schedule)
     assert len(IMPLICIT_GEMM_TMA.space(conv2d_workload((1, 16, 8, 8), 16, 3, padding=1), named_device("a100"))) == 0

@@ -18,8 +18,8 @@ from tests.kernels.simulated_tiles import WIDTH, Accumulator, Array, Ring, View
 from tests.kernels.simulated_warps import Barrier, Machine
 
 KERNEL_FUNCTIONS = (
-    *("conv_ws_items", "conv_ws_place", "conv_ws_producer", "conv_ws_consumer"),
-    *("ws_load", "ws_multiply", "class_of_axis", "met_by"),
+    *("conv_ws_items", "conv_ws_place", "conv_ws_steps", "conv_ws_producer", "conv_ws_consumer"),
+    *("ws_load", "ws_multiply", "class_of_axis", "class_of_unit", "met_by"),
 )
 STAGES, BLOCK_N = 3, 64
 
@@ -47,14 +47,17 @@ class ConvSimulation:
     """Producer and consumers of the kernel file as Python functions."""
 
     def __init__(self, image: torch.Tensor, weight: torch.Tensor, out: tuple[int, ...], tile: tuple[int, int, int],
-                 mode: str, attributes: dict[str, Any]) -> None:  # fmt: skip
+                 mode: str, attributes: dict[str, Any], turned: bool = False) -> None:  # fmt: skip
         self.tile, self.pingpong, self.groups = tile, mode == "pingpong", attributes["groups"]
         self.geometry = conv_geometry(weight, attributes)
         sizes, strides, viewed = image_view(image, self.geometry)
         box = (*tile, WIDTH) if len(sizes) == 4 else (tile[0], tile[1], 1, tile[2], WIDTH)
         self.x = Boxes(torch.as_strided(viewed, sizes, strides, viewed.storage_offset()).numpy(), box)
-        w_box = WIDTH if self.geometry["SCATTERS"] else BLOCK_N
-        self.w = Boxes(weight.permute(0, 2, 3, 1).flatten(1).numpy(), (w_box, WIDTH))
+        self.across = self.geometry["SCATTERS"] and not turned
+        lines = weight.permute(0, 2, 3, 1).flatten(1)
+        if turned:
+            lines = weight.unflatten(0, (self.groups, -1)).permute(0, 2, 3, 4, 1).flatten(0, 1).flatten(1)
+        self.w = Boxes(lines.numpy(), (WIDTH if self.across else BLOCK_N, WIDTH))
         self.remainder = image.stride(3)
         self.out = np.full(out, np.nan)
         self.cols, self.channels = out[1] // self.groups, image.shape[1] // self.groups
@@ -84,13 +87,14 @@ class ConvSimulation:
             names["conv_ws_producer"](
                 self.x, self.w, x_ring, w_ring, *barriers[:2], n, *self.grid, self.cols, self.channels, self.remainder,
                 self.groups, *values.values(), *self.tile, BLOCK_N, WIDTH, STAGES,
+                self.across,
             )  # fmt: skip
 
         def consumer(which: int) -> None:
             names["conv_ws_consumer"](
                 which, None, None, None, None, x_ring, w_ring, None, *barriers, n, height, width, *self.grid,
                 self.cols, self.channels, self.groups, *(values[name] for name in (*front, *back)), *self.tile,
-                BLOCK_N, WIDTH, STAGES, self.pingpong, 1, "simulated", "",
+                BLOCK_N, WIDTH, STAGES, self.across, self.pingpong, 1, "simulated", 1, "",
             )  # fmt: skip
 
         machine.run([producer, lambda: consumer(0), lambda: consumer(1)])
@@ -198,16 +202,24 @@ def test_forward(
     assert np.array_equal(simulation.run(3, 2), wanted)
 
 
+@pytest.mark.parametrize("mode", ["cooperative", "pingpong"])
+@pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize(
-    ("taps", "stride", "pad"), [((3, 3), 1, 1), ((3, 3), 2, 1), ((1, 1), 2, 0)], ids=["plain", "classes", "empty class"]
+    ("taps", "stride", "pad", "groups"),
+    [((3, 3), 1, 1, 1), ((3, 3), 2, 1, 1), ((1, 1), 2, 0, 1), ((4, 4), 2, 1, 2)],
+    ids=["plain", "classes", "empty class", "groups"],
 )
-def test_gradient_of_the_input(taps: tuple[int, int], stride: int, pad: int) -> None:
-    sizes = {"stride_h": stride, "stride_w": stride, "pad_h": pad, "pad_w": pad}
+def test_gradient_of_the_input(
+    taps: tuple[int, int], stride: int, pad: int, groups: int, turned: bool, mode: str
+) -> None:
+    sizes = {"stride_h": stride, "stride_w": stride, "pad_h": pad, "pad_w": pad, "groups": groups}
     attributes = {**DEFAULTS, **sizes, "direction": "input_gradient"}
-    x, w = whole_numbers((2, 72, 9, 10), 0).requires_grad_(), whole_numbers((80, 72, *taps), 1)
-    y = torch.nn.functional.conv2d(x, w, None, stride, pad)
+    channels, filters = (72, 80) if groups == 1 else (128, 128)
+    x = whole_numbers((2, channels, 9, 10), 0).requires_grad_()
+    w = whole_numbers((filters, channels // groups, *taps), 1)
+    y = torch.nn.functional.conv2d(x, w, None, stride, pad, 1, groups)
     d_out = whole_numbers(tuple(y.shape), 2)
     y.backward(d_out)
     assert x.grad is not None
-    simulation = ConvSimulation(d_out, w, tuple(x.shape), (1, 8, 16), "cooperative", attributes)
+    simulation = ConvSimulation(d_out, w, tuple(x.shape), (1, 8, 16), mode, attributes, turned)
     assert np.array_equal(simulation.run(3, 2), x.grad.numpy())
