@@ -1,5 +1,5 @@
-"""Template "weight_gradient_warp_specialized": a loading warp and two multiplying warpgroups, in Gluon; Hopper, NHWC,
-16-bit types."""
+"""Template "weight_gradient_warp_specialized": a loading warp and two multiplying warpgroups, in Gluon; Hopper,
+16-bit types; images that are not NHWC are copied."""
 
 from __future__ import annotations
 
@@ -35,6 +35,9 @@ LEAST_WORK = 0.7
 LEAST_USEFUL = 0.85
 """Boxes of which a smaller share lies in the image than of the best ones, times this, are not offered."""
 
+LEAST_SHARE = 0.06
+"""Share of the best tiling that must be part of the gradient: half of the columns and an eighth of the rows, say."""
+
 LEAST_INTENSITY = 0.6
 """Tiles that load more for each product than the best ones, divided by this, are not offered."""
 
@@ -58,6 +61,8 @@ def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) ->
         Knob("num_stages", (2, 3, 4, 5, 6, 8)),
         Knob("split_k", tuple(sorted(possible)), "log2"),
         Knob("combine", ("parts",), "category"),
+        # whether images are copied to where the engine can read them: a fact of the problem, not a choice
+        Knob("repack", (int(bool(copied_images(problem))),), "category"),
         Knob("precision", precisions, "category"),
     ]
 
@@ -97,7 +102,8 @@ def _splits(problem: Problem, device: DeviceSpec, shape: tuple[int, int, int]) -
 def pixel_grid(problem: Problem) -> tuple[int, int, int]:
     """(images, rows, columns) of pixels that are summed over; one tap's pixels are one long row where memory allows."""
     plain = (problem.r, problem.s, problem.stride, problem.padding) == (1, 1, (1, 1), (0, 0))
-    if plain and _even(problem, "x") and _even(problem, "out"):
+    copied = copied_images(problem)
+    if plain and all(name in copied or _even(problem, name) for name in ("x", "out")):
         return 1, 1, gemm_of(problem).k
     return problem.n, *problem.out_size
 
@@ -140,16 +146,22 @@ def _preferred(other: tuple[int, int, int], box: tuple[int, int, int]) -> bool:
 @functools.lru_cache(maxsize=512)
 def offered_tiles(problem: Problem) -> frozenset[tuple[int, int, int]]:
     """(block_m, block_n, column_blocks) of tiles of which much is part of the gradient and which load little."""
+    useful = _useful_tiles(problem)
+    best = max(useful.values())
+    kept = [shape for shape, share in useful.items() if share >= LEAST_WORK * best]
+    loads = {shape: 1 / shape[0] + 1 / (shape[1] * shape[2]) for shape in kept}
+    return frozenset(shape for shape in kept if loads[shape] * LEAST_INTENSITY <= min(loads.values()))
+
+
+def _useful_tiles(problem: Problem) -> dict[tuple[int, int, int], float]:
+    """The share that is part of the gradient of every kind of tile that is not larger than it."""
     gemm, channels = gemm_of(problem), problem.c // problem.groups
     useful = {}
     for shape in itertools.product(BLOCKS_M, BLOCKS_N, COLUMN_BLOCKS):
         needed = shape[0] <= max(PANEL, power_over(gemm.m)) and shape[1] <= max(PANEL, power_over(channels))
         if needed and _fits(*shape) is None:
             useful[shape] = gemm.batch * gemm.m * gemm.n / (_tiles(problem, shape) * math.prod(shape))
-    best = max(useful.values())
-    kept = [shape for shape, share in useful.items() if share >= LEAST_WORK * best]
-    loads = {shape: 1 / shape[0] + 1 / (shape[1] * shape[2]) for shape in kept}
-    return frozenset(shape for shape in kept if loads[shape] * LEAST_INTENSITY <= min(loads.values()))
+    return useful
 
 
 def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
@@ -166,26 +178,39 @@ def _unfit(problem: Problem, device: DeviceSpec) -> str | None:
         return "needs at least one image"
     if problem.element_bytes != 2:
         return "the tensor cores read turned operands of 16-bit elements only"
-    for name in problem.operands:
-        if not problem.aligned(name) or (problem.n > 1 and not problem.layouts[name].strides[0]):
-            return f"needs {name} with neighbouring channels in memory and strides of whole {TMA_ALIGNMENT} bytes"
     inner, outer = problem.c // problem.groups, problem.k // problem.groups
     if problem.groups > 1 and (inner % 8 or outer % 8):
         return f"needs groups of whole {TMA_ALIGNMENT} bytes of channels, got {inner} and {outer} channels"
-    return _unsplittable(problem)
-
-
-def _unsplittable(problem: Problem) -> str | None:
-    """Why x cannot be read in strides."""
-    channels, height, width = problem.shapes["x"][1:]
-    for name, size, place in (("H", height, 0), ("W", width, 1)):
-        step = problem.stride[place]
-        if splits(problem, place) and size % step:
-            return f"{name} must be a multiple of the stride {step}, got {size}"
-        if not splits(problem, place) and -problem.padding[place] % step >= size:
+    for name, size, axis in (("H", problem.h, 0), ("W", problem.w, 1)):
+        if not splits(problem, axis) and -problem.padding[axis] % problem.stride[axis] >= size:
             return f"no tap meets a pixel along {name}"
-    gaps = problem.layouts["x"].strides[3] != channels
-    return "pixels of a row must lie without gaps to be read in strides" if splits(problem, 1) and gaps else None
+    if problem.result != "w":
+        return None
+    share = max(_useful_tiles(problem).values())
+    return f"only {share:.1%} of the smallest tiles is part of the gradient" if share < LEAST_SHARE else None
+
+
+def copied_images(problem: Problem) -> tuple[str, ...]:
+    """Images that the engine cannot read as they lie, or not in strides."""
+    found = []
+    for name in ("x", "out"):
+        repeated = problem.n > 1 and not problem.layouts[name].strides[0]
+        sizes = problem.shapes[name][2:]
+        ragged = name == "x" and any(splits(problem, i) and sizes[i] % problem.stride[i] for i in (0, 1))
+        if not problem.aligned(name) or repeated or ragged:
+            found.append(name)
+    return tuple(found)
+
+
+def copied_bytes(problem: Problem) -> int:
+    """Bytes of the copies: channels in whole pieces, rows and columns of x in whole strides."""
+    total = 0
+    for name in copied_images(problem):
+        images, channels, *sizes = problem.shapes[name]
+        steps = [problem.stride[i] if name == "x" and splits(problem, i) else 1 for i in (0, 1)]
+        room = [math.ceil(size / step) * step for size, step in zip(sizes, steps, strict=True)]
+        total += images * math.ceil(channels / 8) * TMA_ALIGNMENT * math.prod(room)
+    return total
 
 
 def _box_constraint(problem: Problem) -> Constraint:
@@ -239,7 +264,8 @@ def _sum_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
     def workspace(knobs: Knobs) -> str | None:
         if problem.workspace_bytes is None:
             return None
-        return over(workspace_of(problem, knobs), problem.workspace_bytes, "bytes of workspace (workspace_bytes)")
+        needed = workspace_of(problem, knobs) + copied_bytes(problem)
+        return over(needed, problem.workspace_bytes, "bytes of workspace (workspace_bytes)")
 
     return [Constraint("split_k", split_k), Constraint("workspace", workspace)]
 

@@ -24,6 +24,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 
 from kernelwright.kernels.conv2d.conv_reduce_kernel import conv_parts, part_strides
+from kernelwright.kernels.conv2d.layout_copy_kernel import nhwc_copy
 from kernelwright.kernels.conv2d.tma_view_kernel import conv_geometry, image_view, met_by, safe_strides
 from kernelwright.kernels.conv2d.weight_parts_kernel import sum_weight_parts_launch
 
@@ -297,6 +298,24 @@ KNOWN = ("R", "S", "STRIDE_H", "STRIDE_W", "PAD_H", "PAD_W", "DILATION_H", "DILA
 """What the kernel takes of a convolution's geometry."""
 
 
+def boxes_readable(image, multiple):
+    """Whether the bulk copy engine can read boxes of an image [N, C, H, W] of 16-bit elements, of which H and W must be
+    multiples of the strides that they are read in."""
+    sizes, strides = image.shape, image.stride()
+    whole = all(stride % 8 == 0 for place, stride in enumerate(strides) if place != 1 and sizes[place] > 1)
+    repeated = sizes[0] > 1 and not strides[0]
+    even = sizes[2] % multiple[0] == 0 and sizes[3] % multiple[1] == 0
+    return whole and even and not repeated and (strides[1] == 1 or sizes[1] == 1) and image.data_ptr() % 16 == 0
+
+
+def boxes_of(image, multiple, repack):
+    """(an image as boxes can be read from it, the launches that copy it there)."""
+    if not repack or boxes_readable(image, multiple):
+        return image, []
+    copy, launch = nhwc_copy(image, multiple)
+    return copy, [launch]
+
+
 def as_line(image):
     """An image [N, C, H, W] as [1, C, 1, N * H * W]; None where its pixels are not evenly spaced in memory."""
     (n, channels, height, width), (step_n, step_c, step_h, step_w) = image.shape, image.stride()
@@ -329,7 +348,10 @@ def plan(inputs, out, knobs, attributes, epilogue):
     [N, K, P, Q]."""
     groups, split_k, (channels, r, s) = attributes["groups"], knobs["split_k"], out.shape[1:]
     geometry = conv_geometry(out, attributes)
-    x, d_out = pixel_lines(inputs["x"], inputs["d_out"], geometry)
+    steps = [geometry[f"STRIDE_{axis}"] if geometry[f"SPLIT_{axis}"] else 1 for axis in "HW"]
+    x, copies = boxes_of(inputs["x"], steps, knobs["repack"])
+    d_out, d_copies = boxes_of(inputs["d_out"], (1, 1), knobs["repack"])
+    x, d_out = pixel_lines(x, d_out, geometry)
     tile = (knobs["block_k"] // (knobs["tile_h"] * knobs["tile_w"]), knobs["tile_h"], knobs["tile_w"])
     sizes, strides, viewed = image_view(x, geometry)
     box = [*tile, 64] if len(sizes) == 4 else [tile[0], tile[1], 1, tile[2], 64]
@@ -351,4 +373,4 @@ def plan(inputs, out, knobs, attributes, epilogue):
         groups, *(geometry[name] for name in KNOWN), *tile, block_m, block_n, units, knobs["num_stages"],
     )  # fmt: skip
     main = (conv_weight_gradient_warp_specialized, (programs,), args, {"num_warps": 4})
-    return [main, *([sum_weight_parts_launch(target, out)] if split_k > 1 else [])]
+    return [*copies, *d_copies, main, *([sum_weight_parts_launch(target, out)] if split_k > 1 else [])]
