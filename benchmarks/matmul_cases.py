@@ -59,6 +59,7 @@ def coverage() -> list[Case]:
         _groups,
         _eight_bits,
         _four_bits,
+        _shared_out,
         _limits,
         _far_offsets,
     )
@@ -248,12 +249,28 @@ def _four_bits() -> Iterator[Found]:
         matmul_workload(40, 264, 512, b_dtype="int4", scaling="group:128", epilogue=("bias", "silu", "multiply")),
     )
     yield "w4a16, pair", matmul_workload(16, 512, 512, b_dtype="int4", scaling="group:128", epilogue=("swiglu",))
-    mx = (("fp8e4m3", "fp8e4m3"), ("fp8e5m2", "fp4"), ("fp4", "fp4"), ("bf16", "fp4"), ("fp8e4m3", "fp4"))
-    for (a, b), m in itertools.product(mx, (16, 150)):
+    mx = (("fp8e4m3", "fp8e4m3"), ("fp8e5m2", "fp4"), ("fp4", "fp4"), ("fp8e4m3", "fp4"), ("fp4", "fp8e4m3"))
+    for (a, b), m in itertools.product((*mx, ("bf16", "fp4"), ("fp16", "fp4")), (16, 150)):
         yield "mx", matmul_workload(m, 264, 512, a, b_dtype=b, scaling="mx")
     for a, m in itertools.product(("fp4", "bf16", "fp16"), (16, 150)):
         yield "nvfp4", matmul_workload(m, 264, 512, a, b_dtype="fp4", scaling="nvfp4")
+    yield "mx, pair", matmul_workload(40, 528, 512, "fp8e4m3", b_dtype="fp4", scaling="mx", epilogue=("bias", "swiglu"))
+    yield "nvfp4, long K", matmul_workload(33, 130, 7168, "fp4", b_dtype="fp4", scaling="nvfp4", epilogue=("residual",))
+    yield "w4a16, one column", matmul_workload(5, 1, 128, "fp16", b_dtype="int4", scaling="group:128")
+    yield "mx, one column", matmul_workload(5, 1, 32, "fp16", b_dtype="fp4", scaling="mx")
     yield "mx, ragged", matmul_workload(33, 131, 96, "bf16", b_dtype="fp4", scaling="mx", epilogue=("bias",))
+
+
+def _shared_out() -> Iterator[Found]:
+    yield "shared out", matmul_workload(2048, 1280, 8192)
+    for letters, dtype in zip(LAYOUTS, ("bf16", "fp16", "bf16", "fp16"), strict=True):
+        yield "shared out, letters", matmul_workload(1160, 1352, 1096, dtype, letters)
+    yield "shared out, ragged", matmul_workload(729, 1301, 1157, "fp16", epilogue=("bias", "gelu"), out_dtype="fp32")
+    yield "shared out, nn", matmul_workload(1000, 3072, 768, "bf16", "nn", ("bias", "gelu_tanh"))
+    yield "shared out, two waves", matmul_workload(2048, 4672, 1024, epilogue=("residual",))
+    yield "shared out, one tile", matmul_workload(128, 256, 65536, epilogue=("scale_m", "silu"))
+    yield "shared out, fp8", matmul_workload(1024, 1296, 4096, "fp8e4m3", epilogue=("bias",), scaling="row")
+    yield "shared out, by columns", laid_out(matmul_workload(640, 712, 2048), out="col:648")
 
 
 def _limits() -> Iterator[Found]:

@@ -31,6 +31,16 @@ def fp4_numbers(codes, COMPUTE: tl.constexpr):
 
 
 @triton.jit
+def exact_scales(s_ptr, rows, last, k, K, stride_sk, stride_sr, GROUP: tl.constexpr, COUNT: tl.constexpr):
+    """fp32 scales [rows, COUNT] of the groups from k on; the greatest byte of e8m0 is NaN."""
+    stored = stored_scales(s_ptr, rows, last, k, K, stride_sk, stride_sr, GROUP, COUNT)
+    scales = fp32_scales(stored)
+    if stored.dtype == tl.uint8:
+        scales = tl.where(stored == 255, float("nan"), scales)
+    return scales
+
+
+@triton.jit
 def scaled_halves(
     ptr, s_ptr, rows, last, k, K, stride_r, stride_sr, stride_sk,
     ROWS: tl.constexpr, BLOCK_K: tl.constexpr, GROUP: tl.constexpr, PACKED: tl.constexpr, COMPUTE: tl.constexpr,
@@ -38,7 +48,7 @@ def scaled_halves(
     """Even and odd columns [ROWS, BLOCK_K // 2] of an operand times their scales."""
     COUNT: tl.constexpr = BLOCK_K // GROUP
     HALF: tl.constexpr = BLOCK_K // 2
-    scales = fp32_scales(stored_scales(s_ptr, rows, last, k, K, stride_sk, stride_sr, GROUP, COUNT))
+    scales = exact_scales(s_ptr, rows, last, k, K, stride_sk, stride_sr, GROUP, COUNT)
     if PACKED:
         packed = numbers_at(ptr, rows, last, k, K, stride_r, ROWS, BLOCK_K, 2)
         even = fp4_numbers(packed & 15, COMPUTE)
@@ -56,7 +66,7 @@ def scaled_whole(
 ):  # fmt: skip
     """The tile [ROWS, BLOCK_K] of an 8-bit operand times its scales."""
     COUNT: tl.constexpr = BLOCK_K // GROUP
-    scales = fp32_scales(stored_scales(s_ptr, rows, last, k, K, stride_sk, stride_sr, GROUP, COUNT))
+    scales = exact_scales(s_ptr, rows, last, k, K, stride_sk, stride_sr, GROUP, COUNT)
     whole = numbers_at(ptr, rows, last, k, K, stride_r, ROWS, BLOCK_K, 1).to(COMPUTE)
     return scaled_weights(whole, scales, ROWS, BLOCK_K, COUNT)
 

@@ -92,7 +92,8 @@ def _scale_of_each(scale: torch.Tensor, scaling: str, along: str, rows: int, k: 
 
     group = group_size(scaling)
     if scaling == "mx":
-        factors = torch.exp2(scale.double() - 127)
+        # the greatest byte is NaN (OCP microscaling formats, e8m0)
+        factors = torch.exp2(scale.double() - 127).masked_fill(scale == 255, math.nan)
     elif scaling == "nvfp4":
         factors = scale.double()
     else:

@@ -389,7 +389,6 @@ def plan(inputs, out, knobs, epilogue):
         programs = ws_programs(a, tiles * k_steps)
         stream_tiles = streamed_tiles(tiles, programs, waves)
         parts = torch.empty((programs, block_m * block_n), dtype=torch.float32, device=a.device)
-        # one for each warpgroup's half of a part
         flags = torch.zeros((programs, 2), dtype=torch.int32, device=a.device)
     steps, operands = chain_of(inputs, epilogue)
     args = (

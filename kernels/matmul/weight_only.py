@@ -22,10 +22,11 @@ from kernelwright.types import DeviceSpec
 def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) -> list[Knob]:
     return [
         Knob("block_m", (16, 32, 64, 128), "log2"),
-        Knob("block_n", (64, 128, 256), "log2"),
-        # 32 only where a step must not hold more than one group
-        Knob("block_k", (32, 64, 128, 256) if _rounds(problem) else (64, 128, 256), "log2"),
-        Knob("num_warps", (4, 8), "log2"),
+        # few columns are for two warps, on the tensor cores' older instructions
+        Knob("block_n", (32,) if problem.out_n <= 32 else (64, 128, 256), "log2"),
+        # 32 only where a step must not hold more than one group, and where there is no more
+        Knob("block_k", (32, 64, 128, 256) if _rounds(problem) or problem.k <= 32 else (64, 128, 256), "log2"),
+        Knob("num_warps", (2,) if problem.out_n <= 32 else (4, 8), "log2"),
         Knob("num_stages", (2, 3, 4, 5, 6)),
         Knob("split_k", split_choices(problem, device, 16), "log2"),
         Knob("precision", precisions, "category"),

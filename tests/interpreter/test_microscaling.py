@@ -53,6 +53,22 @@ def test_gated_units(a: str, b: str, scaling: str) -> None:
     check(matmul_workload(5, 144, 64, a, b_dtype=b, scaling=scaling, epilogue=("swiglu",), out_dtype="fp32"), 2)
 
 
+@pytest.mark.parametrize(("a", "b"), [("fp8e4m3", "fp8e4m3"), ("fp4", "fp8e5m2")])
+def test_the_greatest_scale_byte_is_nan_and_spoils_its_row_alone(a: str, b: str) -> None:
+    workload = matmul_workload(5, 40, 96, a, b_dtype=b, scaling="mx", out_dtype="fp32")
+    inputs, out = MATMUL.make_inputs(workload, 1, "cpu"), MATMUL.empty_output(workload, "cpu")
+    inputs["a_scale"][3, 1] = 255
+    inputs["b_scale"][7, 2] = 255
+    expected = MATMUL.reference(workload, inputs)
+    schedule = MICROSCALING.space(workload, H100).sample(random.Random(3), 1)[0]
+    kernel_file = importlib.import_module(MICROSCALING.kernel_module)
+    launch_all(kernel_file.plan(inputs, out, dict(schedule.knobs), workload.epilogue))
+    spoilt = torch.zeros(5, 40, dtype=torch.bool)
+    spoilt[3], spoilt[:, 7] = True, True
+    assert torch.equal(out.isnan(), spoilt)
+    assert torch.equal(expected.isnan(), spoilt)
+
+
 def test_nothing_to_sum_gives_the_epilogue() -> None:
     check(matmul_workload(5, 40, 0, "fp4", scaling="nvfp4", epilogue=("bias",), out_dtype="fp32"), 1)
 

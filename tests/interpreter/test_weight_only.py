@@ -61,3 +61,19 @@ def test_powers_of_two_that_fp16_cannot_hold(byte: int) -> None:
     inputs = MATMUL.make_inputs(workload, 1, "cpu")
     inputs["b_scale"].fill_(byte)
     check(workload, WEIGHT_ONLY.space(workload, H100).sample(random.Random(2), 2), inputs)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "scaling", "k"), [("int4", "group:128", 128), ("int4", "group:32", 32), ("fp4", "mx", 32)]
+)
+def test_a_single_scale_is_applied_once(dtype: str, scaling: str, k: int) -> None:
+    workload = matmul_workload(5, 1, k, "fp16", b_dtype=dtype, scaling=scaling, epilogue=("bias",))
+    inputs = MATMUL.make_inputs(workload, 1, "cpu")
+    assert inputs["b_scale"].numel() == 1
+    check(workload, list(WEIGHT_ONLY.space(workload, H100).members[:2]), inputs)
+
+
+@pytest.mark.parametrize("n", [1, 2, 31, 32])
+def test_few_columns(n: int) -> None:
+    workload = matmul_workload(9, n, 256, "fp16", b_dtype="int4", scaling="group:64", epilogue=("bias",))
+    check(workload, WEIGHT_ONLY.space(workload, H100).sample(random.Random(3), 2))
