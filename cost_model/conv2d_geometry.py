@@ -19,6 +19,7 @@ CONV2D_TEMPLATES = (
     "implicit_gemm_warp_specialized",
     "weight_gradient_warp_specialized",
     "pointwise",
+    "patch_gradient",
     "stem",
     "depthwise",
     "grouped_direct",
@@ -67,6 +68,7 @@ def conv2d_problem(workload: Workload) -> Problem:
     inner = {"x": channels, "w": channels, "out": filters}
     alignment = {t: float(math.gcd(int(inner[t] * widths[t]), 16)) if last[t] else widths[t] for t in last}
     reuse = max(1.0, k / max(channels, 1)) if direction != "weight_gradient" else 1.0
+    read, written = ("out", "x") if direction == "input_gradient" else ("x", "out")
     if channels == 1 and groups > 1 and direction != "weight_gradient":
         # every channel by itself: no matrices, but a tile of pixels and channels
         n, reuse, groups = dims["K"], k / groups, 1
@@ -75,15 +77,15 @@ def conv2d_problem(workload: Workload) -> Problem:
         n=n,
         k=k,
         batch=groups,
-        a_bytes=widths["x"],
+        a_bytes=widths[read],
         b_bytes=widths["w"],
-        out_bytes=widths["out"],
-        a_alignment=alignment["x"],
+        out_bytes=widths[written],
+        a_alignment=alignment[read],
         b_alignment=alignment["w"],
-        out_alignment=alignment["out"],
-        a_along_k=last["x"],
+        out_alignment=alignment[written],
+        a_along_k=last[read],
         b_along_k=last["w"],
-        out_along_n=last["out"],
+        out_along_n=last[written],
         a_reuse=reuse,
     )
 
@@ -95,7 +97,16 @@ def conv2d_geometry(workload: Workload, device: DeviceSpec, schedules: Sequence[
     knobs["block_m"] = np.where(direct, 2 ** (own["tile"] + own["block_v"]), knobs["block_m"])
     knobs["block_n"] = np.where(direct, 2 ** own["block_c"], knobs["block_n"])
     knobs["block_n"] = knobs["block_n"] * 2 ** own["column_blocks"]
+    # a row of such a tile is a whole cell of pixels, whose channels are columns
+    cells = np.array([schedule.template == "patch_gradient" for schedule in schedules], dtype=bool)
+    pixels = np.where(cells, _number(workload, "stride_h") * _number(workload, "stride_w"), 1)
+    knobs["block_m"], knobs["block_n"] = knobs["block_m"] * pixels, np.maximum(knobs["block_n"] / pixels, 1)
     return dataclasses.replace(cut(conv2d_problem(workload), workload, device, schedules, knobs), own=own)
+
+
+def _number(workload: Workload, name: str) -> int:
+    """An attribute that is 1 by default."""
+    return int(workload.attributes.get(name, 1))
 
 
 def _spatial(workload: Workload) -> tuple[int, int]:

@@ -180,12 +180,13 @@ class Geometry:
 
     @functools.cached_property
     def repack_bytes(self) -> Array:
-        """Bytes read and written to copy unaligned operands to aligned ones; 0 where nothing is repacked."""
+        """Bytes read and written to copy unaligned operands to aligned ones, and results to the order wanted; 0 where
+        nothing is copied."""
         p = self.problem
         unaligned = p.batch * (
-            p.m * p.k * p.a_bytes * (p.a_alignment < 16) + p.k * p.n * p.b_bytes * (p.b_alignment < 16)
+            p.m * p.k * p.a_bytes / p.a_reuse * (p.a_alignment < 16) + p.k * p.n * p.b_bytes * (p.b_alignment < 16)
         )
-        return self.repack * 2 * unaligned
+        return self.repack * 2 * unaligned + self.own.get("store=copied", 0.0) * 2 * p.result_bytes
 
     @functools.cached_property
     def memory_bytes(self) -> Array:

@@ -17,6 +17,7 @@ from kernelwright.kernels.conv2d.implicit_gemm_input_gradient import IMPLICIT_GE
 from kernelwright.kernels.conv2d.implicit_gemm_tma import IMPLICIT_GEMM_TMA
 from kernelwright.kernels.conv2d.implicit_gemm_warp_specialized import IMPLICIT_GEMM_WARP_SPECIALIZED
 from kernelwright.kernels.conv2d.implicit_gemm_weight_gradient import IMPLICIT_GEMM_WEIGHT_GRADIENT
+from kernelwright.kernels.conv2d.patch_gradient import PATCH_GRADIENT
 from kernelwright.kernels.conv2d.pointwise import POINTWISE
 from kernelwright.kernels.conv2d.resident_weights import RESIDENT_WEIGHTS
 from kernelwright.kernels.conv2d.stem import STEM
@@ -38,6 +39,7 @@ TEMPLATES: dict[str, ConvTemplate] = {
         IMPLICIT_GEMM,
         IMPLICIT_GEMM_INPUT_GRADIENT,
         IMPLICIT_GEMM_WEIGHT_GRADIENT,
+        PATCH_GRADIENT,
         POINTWISE,
         IMPLICIT_GEMM_TMA,
         IMPLICIT_GEMM_WARP_SPECIALIZED,

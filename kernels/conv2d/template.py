@@ -120,13 +120,15 @@ def gemm_constraints(problem: Problem, device: DeviceSpec, splits: tuple[int, ..
     """Limits of every template that multiplies tiles block_m x block_k and block_k x block_n on the matrix units, with
     the knobs num_warps, num_stages, split_k (of which `splits` are offered) and combine."""
     return [
-        *_register_constraints(problem, device),
+        *register_constraints(problem, device),
         *_tile_constraints(gemm_of(problem)),
         *split_constraints(problem, device, splits),
     ]
 
 
-def _register_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
+def register_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
+    """What the matrix units multiply, and how many accumulators and operands a thread holds."""
+
     def matrix_units(knobs: Knobs) -> str | None:
         narrow = problem.element_bytes == 1 and number(knobs, "block_k") < 32
         if narrow:
