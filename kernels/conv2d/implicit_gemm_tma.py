@@ -26,6 +26,9 @@ LONGEST_BOX = 256
 LEAST_USEFUL = 0.9
 """Tiles of which a smaller share lies inside of the image than that of the best ones, times this, are not offered."""
 
+LEAST_USEFUL_NCHW = 0.85
+"""The same for results whose neighbouring pixels are neighbours in memory: long rows of pixels are worth more there."""
+
 
 def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) -> list[Knob]:
     return [
@@ -88,6 +91,7 @@ def box_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
     """Limits on the tile of pixels and on blocks of channels."""
     channels, columns = (problem.shapes[name][1] // problem.groups for name in (problem.operands[0], problem.result))
     best = _best_share(problem)
+    least = LEAST_USEFUL if problem.layouts[problem.result].strides[1] == 1 else LEAST_USEFUL_NCHW
 
     def box(knobs: Knobs) -> str | None:
         images = number(knobs, "block_m") / (number(knobs, "tile_h") * number(knobs, "tile_w"))
@@ -97,7 +101,7 @@ def box_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         if not _compact(problem, height, width):
             return f"{height} x {width} pixels share fewer neighbours than squarer ones"
         share = _useful(problem, int(images), height, width)
-        small = share < LEAST_USEFUL * best
+        small = share < least * best
         return f"only {share:.0%} of the tiles' pixels exist, {best:.0%} with others" if small else None
 
     def channel_blocks(knobs: Knobs) -> str | None:

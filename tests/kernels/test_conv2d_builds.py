@@ -63,6 +63,40 @@ def test_classes_of_a_strided_gradient_build_by_specialised_warps(pool: BuildPoo
     assert report.spills == 0
 
 
+SIGNAL = conv2d_workload(
+    (16, 1280, 1, 3000), 1280, (1, 3), "fp16", "nchw", ("bias", "gelu"), stride=(1, 2), padding=(0, 1)
+)
+TF32 = conv2d_workload(
+    (64, 128, 28, 28), 128, 3, "fp32", "nchw", padding=1, direction="input_gradient", error_budget=1e-3
+)
+
+
+@pytest.mark.parametrize(
+    ("workload", "store", "tile_w", "pieces"),
+    [(SIGNAL, "direct", 64, "v2"), (TF32, "direct", 16, "v4"), (TF32, "copied", 4, "")],
+)
+def test_nchw_by_specialised_warps(pool: BuildPool, workload: Workload, store: str, tile_w: int, pieces: str) -> None:
+    template = "implicit_gemm_warp_specialized"
+    schedule = member(template, workload, {"block_m": 128, "block_n": 128, "store": store, "tile_w": tile_w})
+    report = pool.build(workload, schedule, H100, keep_artifact=True)
+    assert report.spills == 0 and report.shared_bytes <= H100.shared_memory_bytes
+    code = {name: str(text) for name, text in report.artifact.items() if name.endswith(".ptx")}
+    copies = next(text for name, text in code.items() if "copy_tiles" in name)
+    assert "st.global.v4" in copies
+    # neighbouring pixels leave together, as many as divide the sizes of the result
+    main = next(text for name, text in code.items() if template in name)
+    assert "wgmma.mma_async" in main
+    assert f"st.global.{pieces}" in main if pieces else "st.global" not in main
+
+
+@pytest.mark.parametrize("device", ["h100", "a100", "b200", "mi300x"])
+def test_patch_gradients_build(pool: BuildPool, device: str) -> None:
+    workload = conv2d_workload((32, 3, 224, 224), 128, 4, stride=4, direction="input_gradient")
+    target = named_device(device)
+    schedule = member("patch_gradient", workload, {"block_m": 64, "block_n": 64, "block_k": 64}, target)
+    assert pool.build(workload, schedule, target).spills == 0
+
+
 @pytest.mark.parametrize("device", ["a100", "mi300x"])
 def test_portable_templates_build_elsewhere(pool: BuildPool, device: str) -> None:
     target = named_device(device)
