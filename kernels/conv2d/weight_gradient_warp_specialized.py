@@ -24,10 +24,16 @@ from kernelwright.types import DeviceSpec
 PANEL = 64
 """16-bit elements of a swizzled line of 128 bytes."""
 
+BARRIERS = 256
+"""Bytes of shared memory beside the ring, at most."""
+
 MOST_SPLITS = 1024
 
-WAVES = (0.5, 1, 2, 3, 4)
-"""How often the parts of all tiles fill the multiprocessors; less than once where parts cost more than idle ones."""
+WAVES = (1, 2, 3)
+"""How often the parts of all tiles may fill the multiprocessors."""
+
+BETTER_FILLED = 1.1
+"""More rounds of parts are offered where they leave fewer multiprocessors idle, by this factor."""
 
 LEAST_WORK = 0.7
 """Tilings of which a smaller share is part of the gradient than of the best one's, times this, are not offered."""
@@ -38,9 +44,10 @@ LEAST_USEFUL = 0.85
 LEAST_SHARE = 0.06
 """Share of the best tiling that must be part of the gradient: half of the columns and an eighth of the rows, say."""
 
-LEAST_INTENSITY = 0.6
+LEAST_INTENSITY = 0.7
 """Tiles that load more for each product than the best ones, divided by this, are not offered."""
 
+STAGES = (2, 3, 4, 5, 6, 8)
 BLOCKS_K, TILES_H, TILES_W = (32, 64, 128), (1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32, 64, 128)
 BLOCKS_M, BLOCKS_N, COLUMN_BLOCKS = (64, 128, 256), (64, 128, 256), (1, 2, 3, 4, 5, 6, 8, 10)
 
@@ -58,7 +65,7 @@ def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) ->
         Knob("tile_h", TILES_H, "log2"),
         Knob("tile_w", TILES_W, "log2"),
         Knob("num_warps", (8,), "log2"),
-        Knob("num_stages", (2, 3, 4, 5, 6, 8)),
+        Knob("num_stages", STAGES),
         Knob("split_k", tuple(sorted(possible)), "log2"),
         Knob("combine", ("parts",), "category"),
         # whether images are copied to where the engine can read them: a fact of the problem, not a choice
@@ -69,7 +76,7 @@ def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) ->
 
 def _shared(problem: Problem, knobs: Knobs) -> int:
     columns = number(knobs, "block_n") * number(knobs, "column_blocks")
-    return 2 * (number(knobs, "block_m") + columns) * number(knobs, "block_k") * number(knobs, "num_stages") + 256
+    return 2 * (number(knobs, "block_m") + columns) * number(knobs, "block_k") * number(knobs, "num_stages") + BARRIERS
 
 
 def _fits(block_m: int, block_n: int, column_blocks: int) -> str | None:
@@ -89,14 +96,27 @@ def _tiles(problem: Problem, shape: tuple[int, int, int]) -> int:
 
 
 def _splits(problem: Problem, device: DeviceSpec, shape: tuple[int, int, int]) -> list[int]:
-    """Parts of the sum worth offering for a tile: as many as fill all multiprocessors a whole number of times."""
+    """Parts of the sum worth offering for a tile: few that keep all multiprocessors busy, and half as many where the
+    parts are larger than the images."""
     tiles, pixels = _tiles(problem, shape), gemm_of(problem).k
     least = math.ceil(pixels / LONGEST_SUM)
     most = max(least, min(MOST_SPLITS, pixels // 128), 1)
-    fillings = [int(waves * device.multiprocessors) // tiles for waves in WAVES]
-    # where long sums ask for more than that
-    fillings.append(math.ceil(least * tiles / device.multiprocessors) * device.multiprocessors // tiles)
-    return sorted({min(max(split, least, 1), most) for split in fillings})
+    first = math.ceil(least * tiles / device.multiprocessors)
+    offered: dict[int, float] = {}
+    for waves in WAVES:
+        split = min(max((first + waves - 1) * device.multiprocessors // tiles, least, 1), most)
+        rounds = math.ceil(split * tiles / device.multiprocessors)
+        filled = split * tiles / (rounds * device.multiprocessors)
+        if filled >= BETTER_FILLED * max(offered.values(), default=0):
+            offered[split] = filled
+    fewest = min(offered)
+    if fewest // 2 >= least and 4 * fewest * math.prod(problem.shapes["w"]) > _image_bytes(problem):
+        offered[fewest // 2] = 0.0
+    return sorted(offered)
+
+
+def _image_bytes(problem: Problem) -> int:
+    return sum(math.prod(problem.shapes[name]) * problem.element_bytes for name in problem.operands)
 
 
 def pixel_grid(problem: Problem) -> tuple[int, int, int]:
@@ -237,15 +257,13 @@ def _tile_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         return f"tiles of which most is part of the gradient and which load little: {shapes}"
 
     def ring(knobs: Knobs) -> str | None:
-        stages = number(knobs, "num_stages")
         block_m, block_n, blocks = _tile(knobs)
         step = 2 * (block_m + block_n * blocks) * number(knobs, "block_k")
         steps = math.ceil(gemm_of(problem).k / (number(knobs, "block_k") * number(knobs, "split_k")))
-        if stages > max(steps + 1, 2):
-            return f"{stages} stages for {steps} steps of the sum"
-        # the copies on their way must cover the time until they come
-        short = stages * step < 0.5 * device.shared_memory_bytes and stages < min(8, steps)
-        return f"{stages} stages of {step} bytes leave half of the shared memory unused" if short else None
+        fitting = [x for x in STAGES if x * step + BARRIERS <= device.shared_memory_bytes and x <= max(steps + 1, 2)]
+        if number(knobs, "num_stages") == max(fitting, default=0):
+            return None
+        return f"the most stages that fit {steps} steps of {step} bytes are {max(fitting, default='none')}"
 
     return [Constraint("shape", shape), Constraint("pipeline", ring)]
 

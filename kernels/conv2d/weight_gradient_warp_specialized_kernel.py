@@ -161,7 +161,7 @@ def wgrad_multiply(
         waited = wgrad_waited(started, COUNT)
         sums = ()
         for at in gl.static_range(COUNT):
-            sums = sums + (warpgroup_mma_init(waited[at]),)  # type: ignore[assignment]
+            sums = sums + (warpgroup_mma_init(waited[at]),)
         mbarrier.arrive(empty.index((turn + STAGES - 1) % STAGES), count=1, pred=step > 0)
         turn += 1
     return sums

@@ -213,7 +213,7 @@ def test_schedules_build_without_spills(pool: BuildPool, name: str) -> None:
 @pytest.mark.parametrize("workload", [NARROW, DEEP, STRIDED, POINTS])
 def test_parts_of_the_sum_fill_the_device(workload: Workload) -> None:
     schedules = members(workload)
-    assert 20 <= len(schedules) <= 2000
+    assert 3 <= len(schedules) <= 1000
     for schedule in schedules:
         launches = plan_of(workload, schedule)
         knobs = schedule.knobs
