@@ -353,7 +353,7 @@ def matmul_stream_k_warp_specialized(
             ),
         ],
         [4, 1],
-        [240, 24],
+        [232, 40],
     )  # fmt: skip
 
 

@@ -85,6 +85,7 @@ def test_a_piece_of_a_row_major_b_is_at_least_a_line() -> None:
     ("workload", "knobs"),
     [
         (LARGE, {"block_n": 256, "num_stages": 4, "subtile": 4, "stream_waves": 1}),
+        (LARGE, {"block_n": 128, "num_stages": 5, "subtile": 2, "stream_waves": 2}),
         (
             matmul_workload(1000, 3071, 768, "fp16", "nn", ("bias", "gelu_tanh"), out_dtype="fp32"),
             {"block_n": 192, "num_stages": 4, "subtile": 2, "stream_waves": 0, "repack": 1},
