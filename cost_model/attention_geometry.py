@@ -16,7 +16,14 @@ import numpy as np
 from kernelwright.cost_model.geometry import Geometry, Problem, cut, knob_columns, own_knobs
 from kernelwright.types import DTYPES, DeviceSpec, FrozenMap, Scalar, Schedule, Workload
 
-ATTENTION_TEMPLATES = ("forward", "forward_warp_specialized", "decode", "backward", "backward_fused")
+ATTENTION_TEMPLATES = (
+    "forward",
+    "forward_warp_specialized",
+    "decode",
+    "decode_warp_specialized",
+    "backward",
+    "backward_fused",
+)
 """Templates that have a column of their own."""
 
 NUMBERS = ("section", "pingpong", "turned", "block_m2", "block_n2", "num_warps2", "num_stages2")

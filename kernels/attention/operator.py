@@ -12,6 +12,7 @@ from kernelwright.kernels.attention import inputs
 from kernelwright.kernels.attention.backward import BACKWARD
 from kernelwright.kernels.attention.backward_fused import BACKWARD_FUSED
 from kernelwright.kernels.attention.decode import DECODE
+from kernelwright.kernels.attention.decode_warp_specialized import DECODE_WARP_SPECIALIZED
 from kernelwright.kernels.attention.forward import FORWARD
 from kernelwright.kernels.attention.forward_warp_specialized import FORWARD_WARP_SPECIALIZED
 from kernelwright.kernels.attention.lengths import visible_pairs
@@ -24,7 +25,15 @@ from kernelwright.kernels.space import UnionSpace
 from kernelwright.types import DeviceSpec, Scalar, Schedule, Workload
 
 TEMPLATES: dict[str, AttentionTemplate] = {
-    template.name: template for template in (FORWARD, FORWARD_WARP_SPECIALIZED, DECODE, BACKWARD, BACKWARD_FUSED)
+    template.name: template
+    for template in (
+        FORWARD,
+        FORWARD_WARP_SPECIALIZED,
+        DECODE,
+        DECODE_WARP_SPECIALIZED,
+        BACKWARD,
+        BACKWARD_FUSED,
+    )
 }
 
 PORTABLE = ("forward", "decode", "backward")

@@ -26,6 +26,7 @@ SUITABLE = [
     attention_workload(1, 2, 256, 256, 64, direction="backward"),
     attention_workload(2, 4, 1, 256, 64, kv_heads=2, page=64),
     attention_workload(3, 4, 100, 100, 64, packed=(200, 200)),
+    attention_workload(2, 16, 1, 256, 576, kv_heads=1, v_dim=512, kv_shared=True),
 ]
 
 
