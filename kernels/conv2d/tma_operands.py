@@ -91,6 +91,10 @@ def _unfit(problem: Problem, device: DeviceSpec) -> str | None:
     each = problem.shapes["w"][place] // (problem.groups if place == 0 else 1)
     if each * problem.element_bytes % TMA_ALIGNMENT:
         return f"needs a weight with rows of whole {TMA_ALIGNMENT} bytes, {each} channels are none"
+    for axis, size in enumerate(problem.shapes[problem.operands[0]][2:]):
+        met = problem.scatters or splits(problem, axis) or -problem.padding[axis] % problem.stride[axis] < size
+        if not met:
+            return "no pixel of the image is met along an axis: all results lie in the padding"
     return None
 
 

@@ -130,6 +130,7 @@ def test_classes_take_turns_in_every_program() -> None:
         ({"layouts": {"x": "nchw"}, "attributes": {"workspace_bytes": 2047}}, "2048 bytes of workspace"),
         ({"direction": "weight_gradient"}, "computes forward, transposed, input_gradient"),
         ({"image": (0, 16, 8, 8)}, "at least one image"),
+        ({"image": (4, 16, 1, 64), "kernel": 1, "stride": 2}, "no pixel of the image is met"),
     ],
 )
 def test_what_it_cannot_do_is_refused_in_words(given: dict[str, Any], words: str) -> None:
