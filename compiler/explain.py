@@ -13,7 +13,7 @@ from typing import Any
 from torch.fx import Graph
 
 from kernelwright.compiler.backend import Options, known_answers
-from kernelwright.compiler.collect import DEVICES, load_model, visit
+from kernelwright.compiler.collect import DEVICES, copied, load_model, visit
 from kernelwright.compiler.passes.replace import Replace
 from kernelwright.compiler.report import Decision, Report
 from kernelwright.search.answer import Answer
@@ -28,17 +28,10 @@ def explain(
     judge = Replace(answers, how=how, devices=DEVICES, report=report)
 
     def look(graph: Graph) -> None:
-        judge(_copied(graph))
+        judge(copied(graph))
 
     visit(model, inputs, None, look)
     return report
-
-
-def _copied(graph: Graph) -> Graph:
-    """A graph of its own with the same nodes; what they are annotated with is shared."""
-    found = Graph()
-    found.output(found.graph_copy(graph, {}))
-    return found
 
 
 def explain_file(job: Mapping[str, Any]) -> dict[str, Any]:

@@ -47,6 +47,41 @@ def workload_of(
     )
 
 
+def batched_workload_of(
+    a: torch.Tensor, b: torch.Tensor, bias: None, epilogue: Sequence[str], out_dtype: torch.dtype
+) -> Workload:
+    """The workload of epilogue(a [B, M, K] @ b [B, K, N]), written row-major; as `workload_of` without a bias.
+
+    A batch of stride 0 repeats one matrix.
+    """
+    if 0 in (*a.shape, *b.shape):
+        raise InvalidWorkload(f"there must be something to multiply, got {tuple(a.shape)} @ {tuple(b.shape)}")
+    _check_types(a, b, bias, out_dtype)
+    name = DTYPE_NAMES[a.dtype]
+    return Workload(
+        "matmul",
+        FrozenMap({"B": a.shape[0], "M": a.shape[1], "N": b.shape[2], "K": a.shape[2]}),
+        FrozenMap({"a": name, "b": name, "out": name}),
+        FrozenMap({"a": batched_layout_of(a), "b": batched_layout_of(b), "out": "row"}),
+        tuple(epilogue),
+        error_budget=fp32_error_budget(a.dtype),
+    )
+
+
+def batched_layout_of(tensor: torch.Tensor) -> str:
+    """`layout_of` each matrix of a [B, rows, columns] tensor, then "@" and the stride between them unless it is dense;
+    "strided:.." where neither dimension of the matrices has unit stride."""
+    (batch, rows, columns), (between, down, across) = tensor.shape, tensor.stride()
+    try:
+        text = layout_of(tensor[0])
+    except InvalidWorkload:
+        return f"strided:{down},{across}@{between}"
+    dense = (down if text.startswith("row") else across) * (rows if text.startswith("row") else columns)
+    if batch == 1 or between == dense:
+        return text
+    return f"{text}@{between}"
+
+
 def is_static(tensor: torch.Tensor) -> bool:
     """Whether all sizes and strides are plain numbers; asking anything else of a symbolic one would bind it."""
     return all(isinstance(size, int) for size in (*tensor.shape, *tensor.stride()))

@@ -27,6 +27,11 @@ class AttentionForward:
     node: Node
     found: Forward
 
+    @property
+    def end(self) -> Node:
+        """See `Candidate`."""
+        return self.node
+
     def workload(self) -> Workload:
         """See `Candidate`."""
         out = item_of(self.node, 0)
@@ -76,6 +81,11 @@ class AttentionBackward:
 
     node: Node
     found: Backward
+
+    @property
+    def end(self) -> Node:
+        """See `Candidate`."""
+        return self.node
 
     def workload(self) -> Workload:
         """See `Candidate`."""

@@ -21,6 +21,11 @@ aten = torch.ops.aten
 class Candidate(Protocol):
     """A form in which a kernel could take over a place of a graph."""
 
+    @property
+    def end(self) -> Node:
+        """The node whose value our kernel would give, or one of them."""
+        ...
+
     def workload(self) -> Workload:
         """What to look up; raises UsageError, with the reason, for what no kernel of ours computes."""
         ...

@@ -28,6 +28,11 @@ class Forward:
 
     tail: Tail
 
+    @property
+    def end(self) -> Node:
+        """See `Candidate`."""
+        return self.tail.end
+
     def workload(self) -> Workload:
         """See `Candidate`."""
         x, w, bias, *rest = self.tail.start.args
@@ -70,6 +75,11 @@ class Gradient:
     node: Node
     place: int
     item: Node
+
+    @property
+    def end(self) -> Node:
+        """See `Candidate`."""
+        return self.item
 
     def workload(self) -> Workload:
         """See `Candidate`."""

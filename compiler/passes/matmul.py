@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -12,7 +12,6 @@ from torch.fx import Graph, Node
 
 from kernelwright.compiler import ops
 from kernelwright.compiler.operands import workload_of
-from kernelwright.compiler.passes.candidate import Candidate
 from kernelwright.compiler.passes.pointwise import Chain, find_activation, skip_views
 from kernelwright.kernels.matmul.reference import activations
 from kernelwright.search.answer import Answer
@@ -55,24 +54,6 @@ class Product:
     def replace(self, graph: Graph, answer: Answer) -> None:
         """See `Candidate`."""
         replace(graph, self, answer)
-
-
-class Products:
-    """See `kernelwright.compiler.passes.candidate.Finder`."""
-
-    targets = ((aten.mm.default, aten.addmm.default),)
-
-    def unfit(self, node: Node) -> str:
-        """See `Finder`."""
-        if not node.meta["val"].is_contiguous():
-            return "its result is not row-major"
-        if node.target is aten.addmm.default and any(node.kwargs.get(x, 1) != 1 for x in ("alpha", "beta")):
-            return "addmm scales its operands"
-        return ""
-
-    def places(self, node: Node) -> Iterator[tuple[str, Iterable[Candidate]]]:
-        """See `Finder`."""
-        yield node.name, candidates(node)
 
 
 def candidates(product: Node) -> Iterator[Product]:

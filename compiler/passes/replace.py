@@ -22,7 +22,8 @@ from kernelwright.compiler.operands import is_static
 from kernelwright.compiler.passes.attention import Attentions
 from kernelwright.compiler.passes.candidate import Candidate, Finder
 from kernelwright.compiler.passes.convolution import Convolutions
-from kernelwright.compiler.passes.matmul import Products
+from kernelwright.compiler.passes.products import Products
+from kernelwright.compiler.passes.rival import rival_us
 from kernelwright.compiler.report import Decision, Report
 from kernelwright.errors import UsageError
 from kernelwright.search.answer import Answer
@@ -30,6 +31,9 @@ from kernelwright.types import Workload
 
 FINDERS: tuple[Finder, ...] = (Products(), Convolutions(), Attentions())
 """All that know a kind of operator."""
+
+ENOUGH = 0.99
+"""Our time must be below this share of the rival's: what is equal stays as it is."""
 
 _log = logging.getLogger(__name__)
 
@@ -121,7 +125,7 @@ class Replace(CustomGraphPass):
                 decision = Decision(name, None, False, str(error)) if decision.workload is None else decision
                 continue
             answer = self._answers(workload)
-            decision = self._judge(name, answer)
+            decision = self._judge(name, answer, rival_us(answer, candidate.end))
             obstacle = candidate.obstacle() if decision.replaced else ""
             if obstacle:
                 decision = dataclasses.replace(decision, replaced=False, reason=obstacle)
@@ -130,15 +134,18 @@ class Replace(CustomGraphPass):
                 break
         return decision
 
-    def _judge(self, name: str, answer: Answer) -> Decision:
+    def _judge(self, name: str, answer: Answer, rival: float | None) -> Decision:
+        """rival: microseconds of what would run instead, None where that is not known."""
         wins = answer.choice == "kernel" and answer.how in self._how and answer.schedule is not None
-        if wins:
+        if wins and rival is not None and answer.expected_us is not None and answer.expected_us > ENOUGH * rival:
+            wins, reason = False, f"{answer.how}: faster than {answer.vendor}, but not than what Inductor makes of it"
+        elif wins:
             reason = f"{answer.how}: faster than {answer.vendor or 'any library call'}"
         elif answer.choice == "kernel":
             reason = f"an answer that is {answer.how} is not trusted here"
         else:
             reason = answer.note or f"{answer.how}: {answer.vendor or 'the library call'} is as fast"
-        return Decision(name, answer.workload, wins, reason, answer.schedule, answer.expected_us, answer.vendor_us)
+        return Decision(name, answer.workload, wins, reason, answer.schedule, answer.expected_us, rival)
 
 
 def found_by(finder: Finder, graph: Graph) -> list[Node]:

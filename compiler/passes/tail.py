@@ -111,7 +111,7 @@ def _with_next(tail: Tail, is_vector: Callable[[Node, Node], bool]) -> Tail | No
         return dataclasses.replace(longer, vectors=(*tail.vectors, (how, other)))
     name = {"add": "residual", "mul": "multiply"}.get(how)
     tensor = _without_cast(other)
-    if name is None or not _alike(tensor, tail.start, end):
+    if name is None or not _alike(tensor, tail.start, end) or not _is_stored(tensor):
         return None
     return dataclasses.replace(longer, steps=(*tail.steps, name), tensors=(*tail.tensors, tensor))
 
@@ -127,6 +127,16 @@ def _alike(node: Node, start: Node, end: Node) -> bool:
     value = value_of(node)
     same = value.dtype == value_of(start).dtype and value.device == value_of(start).device
     return same and value.shape == value_of(end).shape
+
+
+def _is_stored(node: Node) -> bool:
+    """Whether a tensor lies in memory anyway: one that a pointwise step makes for this use alone would not, because
+    Inductor computes it in the pass that uses it."""
+    if len(node.users) > 1 or not isinstance(node.target, torch._ops.OpOverload):
+        return True
+    if node.target in VIEWS or node.target in CASTS:
+        return all(_is_stored(before) for before in node.all_input_nodes)
+    return torch.Tag.pointwise not in node.target.tags
 
 
 def numbered(steps: tuple[str, ...], names: tuple[str, ...]) -> list[str]:

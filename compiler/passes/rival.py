@@ -1,0 +1,64 @@
+"""What our kernel competes with in a graph, which is not always what it was measured against.
+
+A library call with an epilogue was timed with torch running the steps one after the other. Inductor runs them in one
+pass over the result, or in none of their own where pointwise steps follow anyway.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from kernelwright.compiler.passes.candidate import value_of
+from kernelwright.compiler.passes.pointwise import CASTS, VIEWS
+from kernelwright.search.answer import Answer
+from kernelwright.types import DeviceSpec
+
+aten = torch.ops.aten
+
+TENSOR_STEPS = ("residual", "multiply")
+
+REDUCTIONS = (aten.sum.dim_IntList, aten.mean.dim, aten.mean.default, aten.amax.default, aten.var_mean.correction)
+
+L2_SPEED = 2.0
+"""How much faster than memory a pass over a result is that the L2 cache still holds."""
+
+
+def rival_us(answer: Answer, end: Node) -> float | None:
+    """The vendor's time in microseconds, less what Inductor saves of it by fusing the steps up to `end`."""
+    _, *apart = answer.vendor.partition(" (")[0].split("+")
+    if answer.vendor_us is None or not apart:
+        return answer.vendor_us
+    tensors = sum(step in TENSOR_STEPS for step in apart)
+    needed = tensors + (0 if _goes_on(end) else 2)
+    value = value_of(end)
+    return answer.vendor_us - max(0, passes(apart) - needed) * _pass_us(value.nbytes, answer.device)
+
+
+def passes(steps: list[str]) -> int:
+    """How often torch reads or writes a tensor of the result's size to run these steps one after the other; a scale and
+    the bias behind it are one step."""
+    count = 0
+    for place, step in enumerate(steps):
+        if step == "bias" and steps[:place][-1:] == ["scale_vec"]:
+            continue
+        count += 3 if step in TENSOR_STEPS else 2
+    return count
+
+
+def _pass_us(size_bytes: int, device: DeviceSpec) -> float:
+    in_cache = 2 * size_bytes <= device.l2_bytes
+    return size_bytes / (device.bandwidth_gbs * 1e3) / (L2_SPEED if in_cache else 1.0)
+
+
+def _goes_on(end: Node) -> bool:
+    """Whether whatever uses the value is a pass of Inductor's own, so that the steps before it cost nothing there."""
+    return all(
+        _goes_on(user) if user.target in VIEWS or user.target in CASTS else _is_fused(user) for user in end.users
+    )
+
+
+def _is_fused(node: Node) -> bool:
+    if not isinstance(node.target, torch._ops.OpOverload):
+        return False
+    return torch.Tag.pointwise in node.target.tags or node.target in REDUCTIONS

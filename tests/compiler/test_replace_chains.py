@@ -1,0 +1,159 @@
+"""Products with residuals, gates and scales behind them, and batched ones, by numbers; and what they compete with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as functional
+
+from kernelwright.compiler.kernel_call import CALL
+from kernelwright.compiler.passes.rival import passes, rival_us
+from kernelwright.kernels.device import named_device
+from kernelwright.kernels.matmul.workload import matmul_workload
+from kernelwright.search.answer import Answer
+
+aten = torch.ops.aten
+TYPES = (torch.float32, torch.bfloat16)
+
+
+def tensor(*size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.randn(*size, generator=torch.Generator().manual_seed(sum(size))).to(dtype)
+
+
+def check(tried: Any, model: Callable[..., Any], *args: torch.Tensor) -> None:
+    precise = args[0].dtype == torch.float32
+    with torch.no_grad():
+        got, want = tried.compile(model)(*args), model(*args)
+    torch.testing.assert_close(got, want, rtol=1e-4 if precise else 3e-2, atol=1e-4 if precise else 6e-2)
+    assert got.stride() == want.stride()
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_both_halves_of_a_swiglu_and_the_residual_are_three_calls(forced: Any, dtype: torch.dtype) -> None:
+    def model(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        return x + functional.linear(functional.silu(functional.linear(x, gate)) * functional.linear(x, up), down)
+
+    sizes = (2, 3, 8), (16, 8), (16, 8), (8, 16)
+    check(forced, model, *(tensor(*size, dtype=dtype) for size in sizes))
+    assert forced.epilogues() == [("silu", "multiply"), (), ("residual",)]
+    assert aten.add.Tensor not in forced.targets() and aten.mul.Tensor not in forced.targets()
+
+
+def test_bias_activation_gate_and_residual_keep_their_order(forced: Any) -> None:
+    def model(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, y: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        return torch.relu(functional.gelu(functional.linear(x, w, b)) * y + z)
+
+    check(forced, model, tensor(6, 8), tensor(12, 8), tensor(12), tensor(6, 12), tensor(6, 12))
+    assert forced.epilogues() == [("bias", "gelu", "multiply", "residual", "relu")]
+
+
+def test_two_residuals_are_told_apart(forced: Any) -> None:
+    check(forced, lambda a, b, y, z: a @ b + y + z, tensor(6, 8), tensor(8, 12), tensor(6, 12), tensor(6, 12) * 2)
+    assert forced.epilogues() == [("residual", "residual")]
+
+
+def test_scale_of_columns_goes_before_the_bias(forced: Any) -> None:
+    args = tensor(6, 8), tensor(12, 8), tensor(12), tensor(12) + 1
+    check(forced, lambda x, w, b, s: functional.silu(functional.linear(x, w, b) * s), *args)
+    assert forced.epilogues() == [("scale_vec", "bias", "silu")]
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        pytest.param(lambda y: y.t().contiguous().t(), id="transposed"),
+        pytest.param(lambda y: y[:1], id="a row"),
+        pytest.param(lambda y: y.double(), id="fp64"),
+    ],
+)
+def test_tensors_that_differ_from_the_result_stay_outside(forced: Any, other: Callable[..., Any]) -> None:
+    check(forced, lambda a, b, y: a @ b + y, tensor(6, 8), tensor(8, 12), other(tensor(6, 12)))
+    assert forced.epilogues() == [()]
+
+
+def test_tensor_that_would_have_to_be_stored_first_stays_outside(forced: Any) -> None:
+    check(forced, lambda a, b, y: a @ b * torch.sin(y), tensor(6, 8), tensor(8, 12), tensor(6, 12))
+    assert forced.epilogues() == [()]
+
+
+def test_chain_is_taken_as_far_as_it_is_faster(tried_with: Any) -> None:
+    tried = tried_with(lambda workload: "residual" not in workload.epilogue)
+    check(
+        tried,
+        lambda x, w, b, y: functional.silu(functional.linear(x, w, b)) + y,
+        *(tensor(6, 8), tensor(12, 8), tensor(12), tensor(6, 12)),
+    )
+    assert tried.epilogues() == [("bias", "silu")]
+
+
+@pytest.mark.parametrize(
+    ("a", "b", "layouts"),
+    [
+        (lambda: tensor(3, 6, 8), lambda: tensor(3, 8, 12), ("row", "row")),
+        (lambda: tensor(3, 6, 8), lambda: tensor(3, 12, 8).transpose(1, 2), ("row", "col")),
+        (lambda: tensor(6, 3, 8).transpose(0, 1), lambda: tensor(3, 8, 12), ("row:24@8", "row")),
+        (lambda: tensor(3, 6, 8), lambda: tensor(1, 8, 12).expand(3, 8, 12), ("row", "row@0")),
+    ],
+    ids=["dense", "transposed", "heads inside", "one matrix for all"],
+)
+def test_batched_products(forced: Any, a: Callable[..., Any], b: Callable[..., Any], layouts: tuple[str, str]) -> None:
+    check(forced, torch.bmm, a(), b())
+    (decision,) = forced.report.replaced
+    assert decision.workload.dims["B"] == 3
+    assert (decision.workload.layouts["a"], decision.workload.layouts["b"]) == layouts
+    assert CALL in forced.targets()
+
+
+def test_sum_with_a_batched_product(forced: Any) -> None:
+    check(forced, torch.baddbmm, tensor(3, 6, 12), tensor(3, 6, 8), tensor(3, 8, 12))
+    assert forced.epilogues() == [("residual",)]
+
+
+@pytest.mark.parametrize("added", [(1, 6, 12), (12,), (3, 6, 1)])
+def test_sum_with_something_smaller_is_left_alone(forced: Any, added: tuple[int, ...]) -> None:
+    check(forced, torch.baddbmm, tensor(*added), tensor(3, 6, 8), tensor(3, 8, 12))
+    assert ("residual",) not in forced.epilogues()
+
+
+def test_gradients_of_batched_products(forced: Any) -> None:
+    leaves = [tensor(3, 6, 8).requires_grad_(), tensor(3, 8, 12).requires_grad_()]
+    runs = (forced.compile(torch.bmm), torch.bmm)
+    for one, other in zip(*(torch.autograd.grad(run(*leaves).square().sum(), leaves) for run in runs), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    assert len(forced.report.replaced) == 3
+
+
+def graph_of(behind: Callable[[torch.Tensor], torch.Tensor]) -> torch.fx.Node:
+    """The node of a product [4096, 4096] bf16 with something behind it."""
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    x = torch.empty(4096, 4096, dtype=torch.bfloat16, device="meta")
+    graph = make_fx(lambda x: behind(torch.mm(x, x)), tracing_mode="fake")(x).graph
+    node: torch.fx.Node = graph.find_nodes(op="call_function", target=aten.mm.default)[0]
+    return node
+
+
+@pytest.mark.parametrize(
+    ("vendor", "behind", "fewer"),
+    [
+        ("torch.mm", lambda x: x + 1, 0),
+        ("torch.mm+silu (tf32)", lambda x: x + 1, 2),
+        ("torch.mm+silu", lambda x: x @ x, 0),
+        ("torch.mm+silu+multiply", lambda x: x @ x, 2),
+        ("conv2d+scale_vec+bias+residual+relu", lambda x: x @ x, 4),
+    ],
+)
+def test_rival_has_the_steps_that_inductor_fuses(vendor: str, behind: Callable[..., Any], fewer: int) -> None:
+    device = named_device("h100")
+    answer = Answer("measured", matmul_workload(8, 8, 8), device, vendor=vendor, vendor_us=500.0)
+    size = 4096 * 4096 * 2
+    speed = device.bandwidth_gbs * 1e3 * (2 if 2 * size <= device.l2_bytes else 1)
+    assert rival_us(answer, graph_of(behind)) == pytest.approx(500.0 - fewer * size / speed)
+
+
+def test_passes_over_memory_are_counted() -> None:
+    assert passes(["scale_vec", "bias"]) == 2
+    assert passes(["bias", "scale_vec", "residual", "relu"]) == 2 + 2 + 3 + 2
