@@ -56,7 +56,7 @@ def conv_copy_tiles(
 def merged_axes(axes):
     """Axes (present, size, stride in source, stride in target) without those of one element, neighbours joined where
     both sides run on without a gap; five at least."""
-    kept = []
+    kept = axes[:0]
     for axis in (axis for axis in axes if axis[1] != 1):
         present, size, src, dst = axis
         if kept and present == size and kept[-1][2] == src * size and kept[-1][3] == dst * size:

@@ -130,7 +130,8 @@ def result_stores(out, tile, out_tile, steps):
     views = class_views(out, steps)
     if len(views) <= 4 and stored_by_tma(out) and all(view.numel() for view in views):
         box = [*out_tile, 128 // out.element_size()]
-        return "tma", [swizzled(view, *result_view(view), box) for view in views], 1
+        shown = [(view, result_view(view)) for view in views]
+        return "tma", [swizzled(view, sizes, strides, box) for view, (sizes, strides) in shown], 1
     if out.stride(1) == 1:
         return "pointer", [], 1
     strides = [stride for axis, stride in enumerate(out.stride()[:3]) if out.shape[axis] > 1]

@@ -11,7 +11,10 @@ import numpy as np
 import pytest
 import torch
 
+from kernelwright.kernels.conv2d import warp_specialized_store_kernel as store
 from kernelwright.kernels.conv2d.implicit_gemm_warp_specialized import IMPLICIT_GEMM_WARP_SPECIALIZED
+from kernelwright.kernels.conv2d.inputs import strided
+from kernelwright.kernels.conv2d.layout import parse_layout
 from kernelwright.kernels.conv2d.tma_view_kernel import conv_geometry, image_view
 from kernelwright.kernels.conv2d.workload import DEFAULTS
 from tests.kernels.simulated_tiles import WIDTH, Accumulator, Array, Ring, View
@@ -223,3 +226,36 @@ def test_gradient_of_the_input(
     assert x.grad is not None
     simulation = ConvSimulation(d_out, w, tuple(x.shape), (1, 8, 16), mode, attributes, turned)
     assert np.array_equal(simulation.run(3, 2), x.grad.numpy())
+
+
+def test_rows_of_a_tile_are_pixels_of_their_class() -> None:
+    tile, step = (2, 4, 8), (2, 3)
+    rows = np.arange(16, 64)
+    found = store.conv_ws_pixels.fn(rows, 5, 8, 16, 1, 2, *step, *tile[1:])
+    places = list(itertools.product(*(range(size) for size in tile)))[16:]
+    wanted = [(5 + n, 1 + (8 + i) * step[0], 2 + (16 + j) * step[1]) for n, i, j in places]
+    assert np.array_equal(np.stack(found, axis=1), wanted)
+
+
+@pytest.mark.parametrize(
+    ("layout", "steps", "wanted"),
+    [
+        ("nhwc", (1, 1), ("tma", 1, 1)),
+        ("nhwc", (2, 2), ("tma", 4, 1)),
+        ("nhwc", (3, 3), ("pointer", 0, 1)),
+        ("nhwc+1", (1, 1), ("pointer", 0, 1)),
+        ("nchw", (1, 1), ("pixels", 0, 4)),
+        ("nchw", (1, 2), ("pixels", 0, 1)),
+        ("nchw+2", (1, 1), ("pixels", 0, 2)),
+        ("strided:20480,320,22,1", (1, 1), ("pixels", 0, 2)),
+    ],
+)
+def test_how_results_are_written(layout: str, steps: tuple[int, int], wanted: tuple[str, int, int]) -> None:
+    sizes = (3, 64, 12, 20)
+    out = strided(sizes, parse_layout("out", layout, sizes), "fp16", "cpu")
+    way, descriptors, unit = store.result_stores(out, (1, 4, 16), (1, 4, 16), steps)
+    assert (way, len(descriptors), unit) == wanted
+    for place, descriptor in enumerate(descriptors):
+        first = divmod(place, steps[1])
+        assert descriptor.base.data_ptr() == out[:, :, first[0] :, first[1] :].data_ptr()
+        assert list(descriptor.shape) == [3, 12 // steps[0], 20 // steps[1], 64]
