@@ -34,7 +34,8 @@ def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) ->
         Knob("block_n", (32, 64), "log2"),
         Knob("split_kv", tuple(s for s in _SPLITS if s <= most), "log2"),
         Knob("num_warps", (12,), "log2"),
-        Knob("num_stages", (1, 2, 3, 4)),
+        # the copy of a block starts while the scores of the one before are made, so that one stage is too few
+        Knob("num_stages", (2, 3, 4)),
         Knob("precision", precisions, "category"),
     ]
 
@@ -111,7 +112,7 @@ def _blocks(problem: Problem, device: DeviceSpec) -> list[Constraint]:
             return f"block_n {block} for {problem.kv_length} keys, {fitting} is enough"
         count = -(-problem.kv_length // (block * number(knobs, "split_kv")))
         stages = number(knobs, "num_stages")
-        return f"{stages} stages for {count} blocks of keys" if stages > max(count, 1) else None
+        return f"{stages} stages for {count} blocks of keys" if stages > max(count, 2) else None
 
     return [Constraint("pages", pages), Constraint("parts", parts), Constraint("pipeline", steps)]
 
