@@ -34,7 +34,7 @@ from kernelwright.kernels import get_operator
 from kernelwright.kernels.build import BuildPool
 from kernelwright.kernels.child_process import ChildProcess
 from kernelwright.kernels.device import present_device
-from kernelwright.types import Measurement, Schedule, Status, Workload
+from kernelwright.types import DeviceSpec, Measurement, Schedule, Status, Workload
 
 SETS = ("coverage", "core", "extra", "awkward")
 
@@ -88,6 +88,13 @@ def cases_of(sets: Sequence[str], only: str) -> list[Case]:
         for case in found
         if not words or any(word in f"{case.id} {case.tag} {label(case.workload)}" for word in words)
     ]
+
+
+def able(cases: Sequence[Case], choice: Choice, device: DeviceSpec) -> list[Case]:
+    """The cases that the chosen templates and knobs can run; all of them where none are chosen."""
+    if not (choice.templates or choice.knobs):
+        return list(cases)
+    return [case for case in cases if any(choice.of(case.workload, device).values())]
 
 
 def failures(results: Sequence[tuple[Schedule, Measurement]]) -> list[tuple[Schedule, Measurement]]:
@@ -250,9 +257,7 @@ def main(operator: str = "matmul", sets: Sequence[str] = SETS, cases_of: CasesOf
     cases = cases_of(args.sets, args.only)
     choice = Choice(args.per_template, args.seed, args.templates, args.knobs)
     device = present_device(0)
-    if args.templates or args.knobs:
-        # what the chosen schedules cannot run is not asked of them
-        cases = [case for case in cases if any(choice.of(case.workload, device).values())]
+    cases = able(cases, choice, device)
     child = ChildProcess("verify_job:start", init={"device_index": 0, "l2_bytes": device.l2_bytes})
     checker = Checker(device, BuildPool(args.workers), child, workers=args.workers, timed=args.time)
     try:

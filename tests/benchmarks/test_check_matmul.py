@@ -77,6 +77,16 @@ def test_sets_are_chosen_by_words() -> None:
     ]
 
 
+def test_chosen_templates_are_asked_only_for_what_they_can_run() -> None:
+    cases = check_matmul.cases_of(["coverage"], "mx,shared out")
+    assert check_matmul.able(cases, Choice(), H100) == cases
+    shared = check_matmul.able(cases, Choice(templates=("stream_k_warp_specialized",)), H100)
+    assert shared == [case for case in cases if case.tag.startswith("shared out")]
+    wide = Choice(templates=("stream_k_warp_specialized",), knobs={"block_n": "144"})
+    # a row-major b has no pieces of 16 columns
+    assert 0 < len(check_matmul.able(shared, wide, H100)) < len(shared)
+
+
 @pytest.fixture(scope="module")
 def interpreter() -> Iterator[ChildProcess]:
     init = {"device_index": 0, "l2_bytes": 0, "device": "cpu"}
