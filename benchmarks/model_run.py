@@ -8,7 +8,7 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +50,15 @@ def target_of(name: str) -> str:
     return f"{FOLDER / file}.py" + (f":{function}" if function else "")
 
 
-def contenders(db: str, told: Report, modes: Sequence[str]) -> list[Contender]:
-    """Those that were asked for, of "default", "ours", "max_autotune" and "ours_max", in this order."""
-    ours = {"backend": "kernelwright", "options": {"db": db, "report": told}}
-    known = {
-        "default": {},
-        "ours": ours,
-        "max_autotune": {"mode": MAX_AUTOTUNE},
-        "ours_max": {**ours, "options": {"db": db, "report": Report(), "mode": MAX_AUTOTUNE}},
+def contenders(db: str, told: Report, modes: Sequence[str], extra: Mapping[str, Any]) -> list[Contender]:
+    """Those that were asked for, of "default", "ours", "max_autotune" and "ours_max", in this order. extra: settings of
+    Inductor's that all of them get."""
+    tuned = {**torch._inductor.list_mode_options(MAX_AUTOTUNE), **extra}
+    known: dict[str, dict[str, Any]] = {
+        "default": {"options": dict(extra)},
+        "ours": {"backend": "kernelwright", "options": {"db": db, "report": told, **extra}},
+        "max_autotune": {"options": tuned},
+        "ours_max": {"backend": "kernelwright", "options": {"db": db, "report": Report(), **tuned}},
     }
     return [Contender(name, known[name]) for name in known if name in modes]
 
@@ -131,14 +132,24 @@ def compile_one(one: Contender, model: torch.nn.Module, inputs: Sequence[torch.T
         one.failure = f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 
-def run_model(name: str, db: str, modes: Sequence[str], until: float, l2_bytes: int) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How a model is run. modes: see `contenders`. extra: settings of Inductor's for all. l2_bytes: of the GPU."""
+
+    db: str
+    modes: tuple[str, ...]
+    extra: Mapping[str, Any]
+    l2_bytes: int
+
+
+def run_model(name: str, plan: Plan, until: float) -> dict[str, Any]:
     """A row of the result: times in milliseconds, ratios over ours, errors, compile seconds, memory, and the saving
     that the records predict beside the measured one. until: reading of time.monotonic at which compiling ends."""
     torch._dynamo.reset()
     model, inputs = load_model(target_of(name))
     assert isinstance(model, torch.nn.Module)
     told = Report()
-    found = contenders(db, told, modes)
+    found = contenders(plan.db, told, plan.modes, plan.extra)
     with torch.no_grad():
         want = precise(model, inputs)
         eager = float(f"{relative_error(model(*inputs), want):.3g}")
@@ -149,7 +160,7 @@ def run_model(name: str, db: str, modes: Sequence[str], until: float, l2_bytes: 
             except OutOfTime:
                 one.failure = "no time left"
         ready = [one for one in found if one.run is not None]
-        timer = Timer(l2_bytes)
+        timer = Timer(plan.l2_bytes)
         calls = [one.run for one in ready if one.run is not None]
         # the first contender runs twice: what these differ by is noise
         readings = timer.samples([*calls, *calls[:1], lambda: model(*inputs)], EFFORT) if calls else []

@@ -11,13 +11,14 @@ that database. With it, compiles models of benchmarks/models (NAME or NAME:FUNCT
 from __future__ import annotations
 
 import argparse
+import json
 import time
 from pathlib import Path
 from typing import Any
 
 import report
 import torch
-from model_run import run_model
+from model_run import Plan, run_model
 
 from kernelwright.compiler.report import Report
 from kernelwright.db import Store
@@ -120,12 +121,13 @@ def run_layers(db: str, out: Path) -> None:
 def run_models(args: argparse.Namespace) -> None:
     """Whole models; the file is written after each of them."""
     before, end, names = report.clocks(), time.monotonic() + args.total_seconds, args.models.split(",")
-    device, rows = present_device(0), []
+    plan = Plan(args.db, tuple(args.modes.split(",")), json.loads(args.inductor), present_device(0).l2_bytes)
+    rows: list[dict[str, Any]] = []
     for place, name in enumerate(names):
         # what is left is shared by the models that are left; a quarter of it is for timing
         until = time.monotonic() + 0.75 * (end - time.monotonic()) / (len(names) - place)
-        row = run_model(name, args.db, args.modes.split(","), until, device.l2_bytes)
-        rows.append(row)
+        row = run_model(name, plan, until)
+        rows.append({**row, "inductor": dict(plan.extra)})
         write(args.out, rows, before)
         print(*row["decisions"], sep="\n", flush=True)
         print(*told(row), sep="\n", flush=True)
@@ -153,6 +155,7 @@ def main() -> None:
     parser.add_argument("--db", default="sqlite:///compile.db", help="URL of a database, or a SQLite file")
     parser.add_argument("--models", default="", help="in benchmarks/models, by commas; NAME:FUNCTION for a variant")
     parser.add_argument("--modes", default="default,ours,max_autotune", help="of these and ours_max, by commas")
+    parser.add_argument("--inductor", default="{}", help='settings of Inductor for all, such as {"freezing": true}')
     parser.add_argument("--total-seconds", type=float, default=1500, help="compiling stops in time for this")
     args = parser.parse_args()
     args.db = args.db if "://" in args.db else f"sqlite:///{Path(args.db).resolve()}"

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import time
+import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-# the backend before Inductor, which imports parts of torch that torch itself has deprecated
 from kernelwright.compiler.collect import collect_workloads, load_model
 from kernelwright.compiler.report import Decision, Report
+
+with warnings.catch_warnings():
+    # Inductor imports parts of torch that torch itself has deprecated.
+    warnings.simplefilter("ignore", DeprecationWarning)
+    import torch._inductor.compile_fx
 
 model_run = pytest.importorskip("model_run")
 run_compile = pytest.importorskip("run_compile")
@@ -51,10 +57,44 @@ def test_precise_result_leaves_the_model_as_it_was() -> None:
 
 
 def test_contenders_are_those_that_were_asked_for() -> None:
-    found = model_run.contenders("sqlite:///x.db", Report(), ["max_autotune", "ours"])
+    found = model_run.contenders("sqlite:///x.db", Report(), ["max_autotune", "ours"], {"freezing": True})
     assert [one.name for one in found] == ["ours", "max_autotune"]
-    with pytest.raises(KeyError):
-        next(one for one in found if one.name == "ours").options["options"]["none"]
+    assert found[0].options["options"]["db"] == "sqlite:///x.db"
+    assert found[1].options["options"]["max_autotune"] is True
+    assert all(one.options["options"]["freezing"] is True for one in found)
+
+
+class FakeTimer:
+    """Runs every call, and reads as many microseconds as it stands behind the first."""
+
+    def __init__(self, l2_bytes: int) -> None:
+        self.l2_bytes = l2_bytes
+
+    def samples(self, calls: list[Any], effort: Any) -> list[list[float]]:
+        for call in calls:
+            call()
+        return [[float(place + 1)] * 3 for place, _ in enumerate(calls)]
+
+
+def test_a_model_is_run_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "small.py"
+    file.write_text(
+        "import torch\nmodel = torch.nn.Linear(8, 8).to(torch.bfloat16).requires_grad_(False)\n"
+        "inputs = torch.ones(4, 8, dtype=torch.bfloat16)\n"
+    )
+    monkeypatch.setattr(model_run, "target_of", lambda name: str(file))
+    monkeypatch.setattr(model_run, "Timer", FakeTimer)
+    for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda: None)
+    monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 2**30)
+    plan = model_run.Plan(f"sqlite:///{tmp_path / 'none.db'}", ("default", "ours"), {}, 50_000_000)
+    row = model_run.run_model("small", plan, time.monotonic() + 300)
+    assert list(row["contenders"]) == ["default", "ours"]
+    for one in row["contenders"].values():
+        assert "failure" not in one and one["peak_gb"] == 1.0 and one["compile_s"] > 0 and one["error"] < 1e-2
+    assert row["ratio"] == 0.5 and row["replaced"] == 0 and row["aa_ratio"] == 3.0
+    late = model_run.run_model("small", plan, time.monotonic())
+    assert late["ratio"] is None and all(one["failure"] for one in late["contenders"].values())
 
 
 def test_row_is_told_in_words() -> None:
