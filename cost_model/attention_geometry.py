@@ -23,6 +23,7 @@ ATTENTION_TEMPLATES = (
     "decode_warp_specialized",
     "backward",
     "backward_fused",
+    "backward_warp_specialized",
 )
 """Templates that have a column of their own."""
 

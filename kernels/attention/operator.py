@@ -11,6 +11,7 @@ from kernelwright.errors import IllegalSchedule, NoWorkingSchedule
 from kernelwright.kernels.attention import inputs
 from kernelwright.kernels.attention.backward import BACKWARD
 from kernelwright.kernels.attention.backward_fused import BACKWARD_FUSED
+from kernelwright.kernels.attention.backward_warp_specialized import BACKWARD_WARP_SPECIALIZED
 from kernelwright.kernels.attention.decode import DECODE
 from kernelwright.kernels.attention.decode_warp_specialized import DECODE_WARP_SPECIALIZED
 from kernelwright.kernels.attention.forward import FORWARD
@@ -33,6 +34,7 @@ TEMPLATES: dict[str, AttentionTemplate] = {
         DECODE_WARP_SPECIALIZED,
         BACKWARD,
         BACKWARD_FUSED,
+        BACKWARD_WARP_SPECIALIZED,
     )
 }
 
