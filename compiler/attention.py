@@ -65,7 +65,7 @@ def attention(
     one_length = cu_q is None and block_table is None and q.shape[2] == k.shape[2]
     options = (_corner(causal, one_length), window, softcap, _scale(scale, q), longest_q, longest_k)
     lse = return_lse or gradients
-    if gradients and not return_lse and _is_torchs(tensors, Options(*options, lse), schedule + backward_schedule):
+    if not return_lse and _is_torchs(tensors, Options(*options, lse), schedule + backward_schedule):
         shared = q.shape[1] != k.shape[1]
         return functional.scaled_dot_product_attention(q, k, v, is_causal=bool(causal), scale=scale, enable_gqa=shared)
     out, logarithms = attention_ops.ATTENTION(*tensors, *options, lse, schedule, backward_schedule)
@@ -98,12 +98,12 @@ def _four_dimensions(mask: torch.Tensor | None, q: torch.Tensor) -> torch.Tensor
 
 
 def _is_torchs(tensors: tuple[torch.Tensor | None, ...], options: Options, schedules: str) -> bool:
-    """Whether torch's own attention, forward and backward, is at least not known to be slower. While a graph is traced
-    nothing is asked: a choice that the graph could not take back would hold for all sizes."""
+    """Whether torch's own attention (and its backward, where logarithms are wanted for that) is at least not known to
+    be slower. While a graph is traced nothing is asked: a choice that it could not take back would hold for all sizes.
+    """
     q = tensors[0]
     if schedules or q is None or not q.is_cuda or torch.compiler.is_compiling():
         return False
-    inputs = {name: x for name, x in zip(attention_ops.TENSORS, tensors, strict=True) if x is not None}
-    form = form_of(inputs, options)
-    backward = form_of(inputs, options).workload(backward=True)
-    return chooser_of(q.get_device()).torch_is_faster([form.workload(), backward])
+    form = form_of({name: x for name, x in zip(attention_ops.TENSORS, tensors, strict=True) if x is not None}, options)
+    workloads = [form.workload(), form.workload(backward=True)] if options.lse else [form.workload()]
+    return chooser_of(q.get_device()).torch_is_faster(workloads)

@@ -48,14 +48,16 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_gradients_are_those_of_finite_differences(case: str) -> None:
     q, k, v = drawn(2, 4, 5, 6), drawn(2, 2, 7, 6), drawn(2, 2, 7, 3)
-    assert gradcheck(lambda *x: attention(*x, **CASES[case]), (q, k, v))
+    assert gradcheck(lambda *x: attention(*x, **CASES[case]), (q, k, v), fast_mode=True)
 
 
 @pytest.mark.parametrize("sizes", [(1, 4, 5, 5), (2, 1, 1, 5), (5, 5), (1, 1, 1, 1)])
 def test_masks_and_sinks_have_gradients(sizes: tuple[int, ...]) -> None:
     q, k, v = drawn(2, 4, 5, 6), drawn(2, 4, 5, 6), drawn(2, 4, 5, 6)
     mask, sinks = drawn(*sizes), drawn(4)
-    assert gradcheck(lambda q, k, v, m, s: attention(q, k, v, mask=m, sinks=s, causal=True), (q, k, v, mask, sinks))
+    assert gradcheck(
+        lambda q, k, v, m, s: attention(q, k, v, mask=m, sinks=s, causal=True), (q, k, v, mask, sinks), fast_mode=True
+    )
 
 
 def test_an_expanded_mask_gets_a_gradient_for_each_place() -> None:
@@ -231,6 +233,22 @@ def test_schedules_that_need_alignment() -> None:
     assert reads_any_address(Schedule("forward", {"block_m": 64}))
     assert not reads_any_address(Schedule("backward", {"loads": "bulk"}))
     assert not reads_any_address(Schedule("forward_warp_specialized", {"block_m": 128}))
+
+
+def test_on_a_gpu_the_chooser_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = record(FORWARD, 10.0, 20.0, block_n=64)
+    slower = chooser(record(FORWARD, 30.0, 20.0), record(BACKWARD, 30.0, 20.0))
+    q = torch.empty(2, 8, 512, 64, dtype=torch.bfloat16)
+    inputs = {"q": q, "k": q.clone(), "v": q.clone()}
+    form, training = form_of(inputs, Options()), form_of(inputs, Options(lse=True))
+    monkeypatch.setattr(attention_ops, "chooser_of", lambda index: chooser(known) if index == 61 else slower)
+    assert attention_ops._forward_call(form, "", 61).schedule == known.schedule
+    assert attention_ops._forward_call(form, "", 62).schedule is None
+    # what torch's forward leaves is of no use to our backward
+    assert attention_ops._forward_call(training, "", 62).schedule is not None
+    assert attention_ops._backward_call(form_of(inputs | {"out": q}, Options()), "", 62).schedule is not None
+    attention_ops._forward_call.cache_clear()
+    attention_ops._backward_call.cache_clear()
 
 
 class FakeOperator:
