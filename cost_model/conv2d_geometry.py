@@ -24,13 +24,14 @@ CONV2D_TEMPLATES = (
     "depthwise",
     "grouped_direct",
     "resident_weights",
+    "depthwise_tile",
 )
 """Templates that have a column of their own."""
 
 
 NUMBERS = (
     *("tile", "block_v", "block_c", "tap_rows", "parts", "tile_h", "tile_w", "unroll", "pack", "span", "taps"),
-    "column_blocks",
+    *("column_blocks", "rows"),
 )
 CATEGORIES = {
     "along": ("w", "h"),
@@ -93,8 +94,8 @@ def conv2d_problem(workload: Workload) -> Problem:
 def conv2d_geometry(workload: Workload, device: DeviceSpec, schedules: Sequence[Schedule]) -> Geometry:
     """The quantities of every schedule for a convolution on a device."""
     knobs, own = knob_columns(schedules), own_knobs(schedules, NUMBERS, CATEGORIES)
-    direct = np.array([schedule.template == "depthwise" for schedule in schedules], dtype=bool)
-    knobs["block_m"] = np.where(direct, 2 ** (own["tile"] + own["block_v"]), knobs["block_m"])
+    direct = np.array([schedule.template in ("depthwise", "depthwise_tile") for schedule in schedules], dtype=bool)
+    knobs["block_m"] = np.where(direct, 2 ** (own["tile"] + own["rows"] + own["block_v"]), knobs["block_m"])
     knobs["block_n"] = np.where(direct, 2 ** own["block_c"], knobs["block_n"])
     knobs["block_n"] = knobs["block_n"] * 2 ** own["column_blocks"]
     # a row of such a tile is a whole cell of pixels, whose channels are columns

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from kernelwright.errors import IllegalSchedule, NoWorkingSchedule
 from kernelwright.kernels.conv2d import inputs, reference
 from kernelwright.kernels.conv2d.depthwise import DEPTHWISE
+from kernelwright.kernels.conv2d.depthwise_tile import DEPTHWISE_TILE
 from kernelwright.kernels.conv2d.grouped_direct import GROUPED_DIRECT
 from kernelwright.kernels.conv2d.implicit_gemm import IMPLICIT_GEMM
 from kernelwright.kernels.conv2d.implicit_gemm_input_gradient import IMPLICIT_GEMM_INPUT_GRADIENT
@@ -48,6 +49,7 @@ TEMPLATES: dict[str, ConvTemplate] = {
         STEM,
         GROUPED_DIRECT,
         RESIDENT_WEIGHTS,
+        DEPTHWISE_TILE,
     )
 }
 
