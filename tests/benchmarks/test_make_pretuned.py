@@ -10,7 +10,7 @@ import pytest
 
 from kernelwright.db import Store, pretuned
 from kernelwright.search import load_recorded
-from kernelwright.search.recorded import recorded_path
+from kernelwright.search.recorded import recorded_folder
 
 SCRIPT = Path(__file__).resolve().parents[2] / "benchmarks" / "make_pretuned.py"
 
@@ -25,7 +25,7 @@ def script() -> ModuleType:
 
 
 def test_the_set_that_ships_is_the_winners_of_what_was_recorded(script: ModuleType, tmp_path: Path) -> None:
-    trials = load_recorded(recorded_path("h100"))
+    trials = [trial for path in sorted((recorded_folder() / "h100").glob("*.parquet")) for trial in load_recorded(path)]
     with Store.open(f"sqlite:///{tmp_path / 'x.db'}") as store:
         pretuned.load_pretuned(store)
         shipped = {record.workload: record for record in store.records(limit=None)}
