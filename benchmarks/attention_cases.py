@@ -14,6 +14,8 @@ Found = tuple[str, Workload]
 
 CAUSAL = {"causal": "bottom_right"}
 
+ABSORBED: dict[str, Any] = {"kv_heads": 1, "v_dim": 512, "kv_shared": True, "scale": 0.0722}
+
 SHAPES: dict[str, tuple[int, int, int, int, int]] = {
     "square": (2, 4, 256, 256, 64),
     "ragged": (1, 3, 333, 333, 128),
@@ -55,7 +57,7 @@ LAYOUTS: dict[str, Any] = {
 
 def coverage() -> list[Case]:
     """The cases, each with an id that counts them."""
-    found = [*_shapes(), *_features(), *_forms(), *_gradients()]
+    found = [*_shapes(), *_features(), *_forms(), *_gradients(), *_absorbed()]
     return [Case(f"a{number:03}", tag, workload) for number, (tag, workload) in enumerate(found)]
 
 
@@ -90,9 +92,18 @@ def _forms() -> Iterator[Found]:
     yield "packed, more keys", attention_workload(5, 4, 60, 400, 128, packed=(150, 1100), **CAUSAL)
     for page in (16, 48, 64, 256):
         yield f"pages of {page}", attention_workload(5, 8, 2, 1000, 128, kv_heads=2, page=page, **CAUSAL)
-    absorbed: dict[str, Any] = {"kv_heads": 1, "v_dim": 512, "kv_shared": True, "scale": 0.0722}
-    yield "absorbed", attention_workload(3, 128, 1, 1111, 576, **absorbed)
-    yield "absorbed, paged", attention_workload(3, 16, 1, 1111, 576, page=64, **absorbed)
+    yield "absorbed", attention_workload(3, 128, 1, 1111, 576, **ABSORBED)
+    yield "absorbed, paged", attention_workload(3, 16, 1, 1111, 576, page=64, **ABSORBED)
+
+
+def _absorbed() -> Iterator[Found]:
+    yield "absorbed, paged, all heads", attention_workload(5, 128, 1, 1000, 576, page=64, lse=True, **ABSORBED)
+    yield "absorbed, pages of 32", attention_workload(5, 70, 1, 777, 576, page=32, **ABSORBED)
+    yield "absorbed, drafts", attention_workload(4, 128, 2, 900, 576, page=64, **CAUSAL, **ABSORBED)
+    yield "absorbed, drafts, fp16", attention_workload(4, 20, 3, 700, 576, "fp16", lse=True, **CAUSAL, **ABSORBED)
+    yield "absorbed, several key heads", attention_workload(2, 64, 1, 640, 576, **(ABSORBED | {"kv_heads": 2}))
+    yield "absorbed, short", attention_workload(2, 64, 1, 40, 576, **ABSORBED)
+    yield "absorbed, narrow", attention_workload(3, 64, 1, 1111, 320, **(ABSORBED | {"v_dim": 256}))
 
 
 def _gradients() -> Iterator[Found]:
