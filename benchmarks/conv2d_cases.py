@@ -55,7 +55,7 @@ TRANSPOSED: Mapping[str, Mapping[str, Any]] = {
 
 def coverage() -> list[Case]:
     """The cases, each with an id that counts them."""
-    found = [*_directions(), *_types(), *_layouts(), *_epilogues(), *_limits(), *_far_offsets()]
+    found = [*_directions(), *_types(), *_layouts(), *_epilogues(), *_limits(), *_far_offsets(), *_copies()]
     return [Case(f"c{number:03}", tag, workload) for number, (tag, workload) in enumerate(found)]
 
 
@@ -117,3 +117,23 @@ def _far_offsets() -> Iterator[Found]:
         for name, layout in (("x", "strided:1200000000,1,320,16"), ("out", "strided:1200000000,1,480,24")):
             found = conv2d_workload(**far, direction=direction, layouts={name: layout})  # type: ignore[arg-type]
             yield f"{name} past 2^31, {direction}", found
+
+
+def _copies() -> Iterator[Found]:
+    """Operands that templates with TMA copy first, and results in classes or NCHW that they write."""
+    strided: tuple[dict[str, Any], ...] = (
+        {"image": (4, 64, 27, 30), "k": 96, "kernel": 3, "stride": 2, "padding": 1},
+        {"image": (4, 64, 28, 28), "k": 128, "kernel": 1, "stride": 2},
+        {"image": (8, 128, 1, 300), "k": 128, "kernel": (1, 3), "stride": (1, 2), "padding": (0, 1)},
+    )
+    for shape, layout, direction in itertools.product(strided, ("nhwc", "nchw"), DIRECTIONS[:2]):
+        for dtype, budget in (("fp16", None), ("fp32", 1e-3)):
+            given: dict[str, Any] = {"dtype": dtype, "layout": layout, "direction": direction, "error_budget": budget}
+            yield f"copies, {dtype} {layout}, {direction}", conv2d_workload(**shape, **given)
+    for dtype, layout in itertools.product(("fp16", "fp8e4m3"), ("nhwc", "nchw")):
+        shape = {"image": (4, 128, 8, 12), "k": 64, "kernel": 4, "stride": 2, "padding": 1}
+        given = {"dtype": dtype, "layout": layout, "transposed": True, "epilogue": ("bias", "relu")}
+        yield f"copies, {dtype} {layout}, transposed", conv2d_workload(**shape, **given)
+    for layout in ("nhwc", "nchw"):
+        shape = {"image": (2, 3, 58, 61), "k": 64, "kernel": 4, "stride": 4, "layout": layout}
+        yield f"copies, patches {layout}", conv2d_workload(**shape, direction="input_gradient")

@@ -26,11 +26,9 @@ LONGEST_BOX = 256
 LEAST_USEFUL = 0.9
 """Tiles of which a smaller share lies inside of the image than that of the best ones, times this, are not offered."""
 
-LEAST_USEFUL_NCHW = 0.85
-"""The same for results whose neighbouring pixels are neighbours in memory: long rows of pixels are worth more there."""
-
 
 def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) -> list[Knob]:
+    splits_of_sums = split_choices(gemm_of(problem), device, MOST_SPLITS)
     return [
         Knob("block_m", (64, 128, 256), "log2"),
         *box_knobs(),
@@ -38,7 +36,8 @@ def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) ->
         Knob("block_k", (16, 32, 64, 128), "log2"),
         Knob("num_warps", (4, 8), "log2"),
         Knob("num_stages", (2, 3, 4, 5)),
-        Knob("split_k", split_choices(gemm_of(problem), device, MOST_SPLITS), "log2"),
+        # tiles of many shapes are choice enough between powers of two
+        Knob("split_k", tuple(parts for parts in splits_of_sums if parts.bit_count() == 1), "log2"),
         Knob("combine", ("parts",), "category"),
         Knob("blocks_per_sm", (1, 2)),
         repack_knob(problem),
@@ -87,11 +86,10 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
     ]
 
 
-def box_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
-    """Limits on the tile of pixels and on blocks of channels."""
+def box_constraints(problem: Problem, device: DeviceSpec, least: float = LEAST_USEFUL) -> list[Constraint]:
+    """Limits on the tile of pixels and on blocks of channels. least: LEAST_USEFUL, or what stands in for it."""
     channels, columns = (problem.shapes[name][1] // problem.groups for name in (problem.operands[0], problem.result))
     best = _best_share(problem)
-    least = LEAST_USEFUL if problem.layouts[problem.result].strides[1] == 1 else LEAST_USEFUL_NCHW
 
     def box(knobs: Knobs) -> str | None:
         images = number(knobs, "block_m") / (number(knobs, "tile_h") * number(knobs, "tile_w"))
@@ -147,7 +145,7 @@ def _best_share(problem: Problem) -> float:
         _useful(problem, 128 // (height * width), height, width)
         for height in heights
         for width in widths
-        if height * width <= 128
+        if height * width <= 128 and _compact(problem, height, width)
     )
 
 

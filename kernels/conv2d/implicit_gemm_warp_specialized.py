@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from kernelwright.kernels.conv2d.implicit_gemm_tma import box_constraints, box_knobs
+from kernelwright.kernels.conv2d.implicit_gemm_tma import LEAST_USEFUL, box_constraints, box_knobs
 from kernelwright.kernels.conv2d.template import ConvTemplate, directions, gemm_of, power_over
 from kernelwright.kernels.conv2d.tma_operands import copy_constraint, repack_knob, store_knob, tma_constraint
 from kernelwright.kernels.conv2d.workload import Problem
@@ -14,6 +14,10 @@ from kernelwright.types import DTYPES, DeviceSpec
 
 LINE = 128
 """Bytes of a swizzled line: a row of a tile."""
+
+LEAST_USEFUL_NCHW = 0.85
+"""Stands in for LEAST_USEFUL where neighbouring pixels of the result are neighbours in memory: long rows of pixels are
+worth more there."""
 
 
 def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) -> list[Knob]:
@@ -42,6 +46,7 @@ def _shared(problem: Problem, knobs: Knobs) -> int:
 
 def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
     gemm = gemm_of(problem)
+    nchw = problem.layouts[problem.result].strides[1] != 1
     out_line = 8 * LINE // DTYPES[problem.dtypes[problem.result]]
 
     def hopper(knobs: Knobs) -> str | None:
@@ -84,7 +89,7 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         Constraint("hopper", hopper),
         tma_constraint(problem, device),
         copy_constraint(problem),
-        *box_constraints(problem, device),
+        *box_constraints(problem, device, LEAST_USEFUL_NCHW if nchw else LEAST_USEFUL),
         Constraint("shape", shape),
         Constraint("pipeline", ring),
         Constraint("turns", turns),
