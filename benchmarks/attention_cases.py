@@ -110,6 +110,12 @@ def _gradients() -> Iterator[Found]:
     back: dict[str, Any] = {"direction": "backward"}
     for name in ("square", "ragged", "few keys", "chunked prefill", "rows without keys"):
         yield f"backward, {name}", attention_workload(*SHAPES[name], deterministic=True, **CAUSAL, **back)
+    for name, sizes in SHAPES.items():
+        for causal in (None, "top_left", "bottom_right"):
+            yield f"backward in any order, {name} {causal or 'full'}", attention_workload(*sizes, causal=causal, **back)
+    for dtype in ("bf16", "fp16"):
+        heads = attention_workload(2, 8, 700, 700, 128, dtype, kv_heads=2, layout="bshd", **CAUSAL, **back)
+        yield f"backward in any order, shared heads {dtype}", heads
     for head_dim in (40, 64, 80, 128, 256):
         yield f"backward, heads of {head_dim}", attention_workload(1, 4, 300, 300, head_dim, kv_heads=2, **back)
     for name, options in FEATURES.items():
