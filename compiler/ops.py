@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
+import math
 from typing import Any
 
 import torch
@@ -16,12 +17,16 @@ import torch
 from kernelwright.compiler.operands import workload_of
 from kernelwright.errors import UsageError
 from kernelwright.kernels import get_operator
+from kernelwright.kernels.device import named_device
 from kernelwright.kernels.matmul.reference import activations
 from kernelwright.kernels.operator import launch_all
 from kernelwright.types import Schedule, Workload
 
 ALIGNMENT = 16
 """Bytes to which the bulk copy engine needs the operands' addresses aligned."""
+
+REACH = 2**0.5
+"""By how much a number of rows may differ from the one that a schedule was measured at, as a factor."""
 
 Signature = tuple[torch.Size, tuple[int, ...], torch.Size, tuple[int, ...], torch.dtype, bool]
 """Sizes and strides of a and b, their element type, and whether there is a bias."""
@@ -60,7 +65,8 @@ def matmul(
 ) -> torch.Tensor:
     """epilogue(a [M, K] @ b [K, N] + bias [N]) as a row-major [M, N], by our kernel where it can run.
 
-    epilogue: steps joined by commas, such as "bias,gelu". schedule_json: Schedule.to_json as text.
+    epilogue: steps joined by commas, such as "bias,gelu". schedule_json: Schedule.to_json as text, or for a
+    number of rows that only a call tells {"device": its slug, "rows": schedules by the number they were measured at}.
     """
     out = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype, device=a.device)
     if out.numel() == 0:
@@ -89,12 +95,26 @@ def _call(signature: Signature, epilogue: str, schedule_json: str, out_dtype: to
     a = torch.empty_strided(a_size, a_stride, dtype=dtype, device="meta")
     b = torch.empty_strided(b_size, b_stride, dtype=dtype, device="meta")
     bias = torch.empty(b_size[1], dtype=dtype, device="meta") if has_bias else None
-    schedule = Schedule.from_json(json.loads(schedule_json))
+    said = json.loads(schedule_json)
     try:
         workload = workload_of(a, b, bias, tuple(filter(None, epilogue.split(","))), out_dtype)
+        schedule = Schedule.from_json(said) if "template" in said else _schedule_for(workload, said)
     except UsageError:
         return None
+    if schedule is None:
+        return None
     return _Call(workload, schedule)
+
+
+def _schedule_for(workload: Workload, said: dict[str, Any]) -> Schedule | None:
+    """Of schedules by the number of rows that they were measured at, the nearest one; None where none is within REACH,
+    or it is not legal for this number."""
+    rows, by_rows = workload.dims["M"], said["rows"]
+    nearest = min(by_rows, key=lambda measured: abs(math.log2(rows / int(measured))))
+    schedule = Schedule.from_json(by_rows[nearest])
+    space = get_operator("matmul").space(workload, named_device(said["device"]))
+    in_reach = 1 / REACH <= rows / int(nearest) <= REACH
+    return schedule if in_reach and not space.why_illegal(schedule) else None
 
 
 def _aligned(inputs: dict[str, torch.Tensor]) -> bool:

@@ -19,8 +19,9 @@ from torch.fx import Graph, Node
 
 from kernelwright.compiler.dispatch import Prepared
 from kernelwright.compiler.operands import is_static
+from kernelwright.compiler.passes import dynamic_rows
 from kernelwright.compiler.passes.attention import Attentions
-from kernelwright.compiler.passes.candidate import Candidate, Finder
+from kernelwright.compiler.passes.candidate import Candidate, Finder, value_of
 from kernelwright.compiler.passes.convolution import Convolutions
 from kernelwright.compiler.passes.products import Products
 from kernelwright.compiler.passes.rival import rival_us
@@ -31,6 +32,8 @@ from kernelwright.types import Workload
 
 FINDERS: tuple[Finder, ...] = (Products(), Convolutions(), Attentions())
 """All that know a kind of operator."""
+
+OPEN_SIZES = "its sizes are not known before it runs"
 
 ENOUGH = 0.99
 """Our time must be below this share of the rival's: what is equal stays as it is."""
@@ -99,7 +102,7 @@ class Replace(CustomGraphPass):
         if known < len(nodes):
             return "its shapes are not known"
         if not all(is_static(value) for value in values):
-            return "its sizes are not known before it runs"
+            return OPEN_SIZES
         devices = {value.device for value in values}
         if len(devices) > 1 or next(iter(devices)).type not in self._devices:
             return f"it runs on {', '.join(sorted(map(str, devices)))}"
@@ -112,9 +115,26 @@ class Replace(CustomGraphPass):
 
     def _decide(self, graph: Graph, finder: Finder, node: Node) -> list[Decision]:
         unfit = self.unfit(finder, node)
+        if unfit == OPEN_SIZES and dynamic_rows.has_open_rows(node):
+            return [self._decide_rows(graph, node)]
         if unfit:
             return [Decision(node.name, None, False, unfit)]
         return [self._decide_place(graph, name, forms) for name, forms in finder.places(node)]
+
+    def _decide_rows(self, graph: Graph, node: Node) -> Decision:
+        """A product whose rows only a call counts; it is ours for those numbers of rows at which ours wins."""
+        if value_of(node).device.type not in self._devices:
+            return Decision(node.name, None, False, f"it runs on {value_of(node).device}")
+        answers = [self._answers(workload) for workload in dynamic_rows.workloads(node)]
+        decisions = [self._judge(node.name, answer, rival_us(answer, node)) for answer in answers]
+        wins = [answer for answer, decision in zip(answers, decisions, strict=True) if decision.replaced]
+        if not wins:
+            return Decision(node.name, None, False, f"{OPEN_SIZES}, and no number of rows is known to be faster")
+        dynamic_rows.replace(graph, node, wins)
+        rows = ", ".join(str(answer.workload.dims["M"]) for answer in wins)
+        best = next(decision for decision in decisions if decision.replaced)
+        # a time saved cannot be told before the sizes are known
+        return dataclasses.replace(best, reason=f"faster around {rows} rows", expected_us=None, vendor_us=None)
 
     def _decide_place(self, graph: Graph, name: str, forms: Iterable[Candidate]) -> Decision:
         decision = Decision(name, None, False, "no form of it fits a kernel")
