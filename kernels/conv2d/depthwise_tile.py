@@ -13,7 +13,10 @@ from kernelwright.kernels.space import Constraint, Knob
 from kernelwright.types import DeviceSpec
 
 MOST_UNROLLED = 700
-"""Products of one thread, all written out, beyond which the compiler takes too long."""
+"""Products of one thread and channel, all written out, beyond which the compiler takes too long."""
+
+MOST_PRODUCTS = 1500
+"""The same for all channels of a thread."""
 
 MOST_REGISTERS = 200
 
@@ -91,16 +94,20 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         each = number(knobs, "block_v") * number(knobs, "block_c") / (32 * number(knobs, "num_warps"))
         if each < 1:
             return "there are more threads than elements"
+        if each > 2 and problem.result != "w":
+            return f"{each:g} weights of a thread would pass through shared memory"
         rows, tile = number(knobs, "rows"), number(knobs, "tile")
         beside = problem.r * problem.s if problem.result == "w" else problem.s
         words = rows * tile + _columns(problem, tile) + beside
-        return over(each, 8, "channels of a thread") or over(each * words, MOST_REGISTERS, "registers of a thread")
+        return over(each, 4, "channels of a thread") or over(each * words, MOST_REGISTERS, "registers of a thread")
 
     def code(knobs: Knobs) -> str | None:
         classes = math.prod(problem.stride) if problem.scatters else 1
         products = number(knobs, "rows") * number(knobs, "tile") * problem.r * problem.s // classes
         each = number(knobs, "block_v") * number(knobs, "block_c") / (32 * number(knobs, "num_warps"))
-        return over(products * max(each, 1), MOST_UNROLLED, "unrolled products")
+        return over(products, MOST_UNROLLED, "unrolled products") or over(
+            products * each, MOST_PRODUCTS, "products of a thread"
+        )
 
     return [
         Constraint("kind", kind),
