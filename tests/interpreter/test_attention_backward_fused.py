@@ -54,7 +54,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 def workload_of(case: dict[str, Any], dtype: str) -> Workload:
     options = dict(case)
-    sizes = options.pop("sizes", (1, 2, 40, 50, 16))
+    sizes: Any = options.pop("sizes", (1, 2, 40, 50, 16))
     return attention_workload(*sizes, dtype, direction="backward", **options)
 
 

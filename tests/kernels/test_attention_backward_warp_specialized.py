@@ -86,7 +86,12 @@ class Simulation:
         p, machine, stages, (d, dv) = self.problem, Machine(seed), self.stages, self.widths
         q, k, v, g = (self.operands[name] for name in ("q", "k", "v", "d_out"))
         sources = (*(Boxes(x, w) for x, w in ((q, d), (g, dv), (k, d), (k, d // 2), (v, dv))), *self.facts)
-        shapes = [(stages, 1, 1, M, d), (stages, 1, 1, M, dv), (2, 1, 1, 64, d), (4, 1, 1, 64, d // 2)]
+        shapes: list[tuple[int, ...]] = [
+            (stages, 1, 1, M, d),
+            (stages, 1, 1, M, dv),
+            (2, 1, 1, 64, d),
+            (4, 1, 1, 64, d // 2),
+        ]
         shapes += [(2, 1, 1, 64, dv), (4, 64, M), (2, 1, 1, M, d // 2), (stages, 1, M), (stages, 1, M)]
         memory = [View(np.full(shape, np.nan)) for shape in shapes]
         counts = [(1, 1), (stages, 1), (stages, 2), (stages, 1), (stages, 2), (2, 2), (2, 2)]
@@ -231,7 +236,14 @@ def test_the_simulation_finds_barriers_that_are_not_waited_for() -> None:
 def test_warpgroups_build(head_dim: int, spills: int) -> None:
     device, name = named_device("h100"), "backward_warp_specialized"
     workload = attention_workload(1, 8, 4096, 4096, head_dim, causal="bottom_right", direction="backward")
-    knobs = {"block_m": 64, "block_n": 128, "num_warps": 8, "num_stages": 2, "section": 1, "precision": "bf16"}
+    knobs: dict[str, Any] = {
+        "block_m": 64,
+        "block_n": 128,
+        "num_warps": 8,
+        "num_stages": 2,
+        "section": 1,
+        "precision": "bf16",
+    }
     schedule, template = Schedule(name, FrozenMap(knobs)), ATTENTION.templates[name]
     assert template.space(workload, device).why_illegal(schedule) == ()
     with BuildPool(1, timeout_s=110.0) as pool:
