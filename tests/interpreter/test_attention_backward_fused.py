@@ -54,8 +54,8 @@ CASES: dict[str, dict[str, Any]] = {
 
 def workload_of(case: dict[str, Any], dtype: str) -> Workload:
     options = dict(case)
-    sizes: Any = options.pop("sizes", (1, 2, 40, 50, 16))
-    return attention_workload(*sizes, dtype, direction="backward", **options)
+    b, h, sq, skv, d = options.pop("sizes", (1, 2, 40, 50, 16))
+    return attention_workload(b, h, sq, skv, d, dtype, direction="backward", **options)
 
 
 def fused(workload: Workload, **knobs: Any) -> Schedule:
