@@ -101,6 +101,18 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         words = rows * tile + _columns(problem, tile) + beside
         return over(each, 4, "channels of a thread") or over(each * words, MOST_REGISTERS, "registers of a thread")
 
+    return [
+        Constraint("kind", kind),
+        Constraint("classes", classes),
+        Constraint("oversize", oversize),
+        Constraint("registers", registers),
+        *_work_constraints(problem, device),
+    ]
+
+
+def _work_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
+    size = _walked(problem)
+
     def code(knobs: Knobs) -> str | None:
         classes = math.prod(problem.stride) if problem.scatters else 1
         products = number(knobs, "rows") * number(knobs, "tile") * problem.r * problem.s // classes
@@ -108,19 +120,6 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         return over(products, MOST_UNROLLED, "unrolled products") or over(
             products * each, MOST_PRODUCTS, "products of a thread"
         )
-
-    return [
-        Constraint("kind", kind),
-        Constraint("classes", classes),
-        Constraint("oversize", oversize),
-        Constraint("registers", registers),
-        Constraint("code", code),
-        *_work_constraints(problem, device),
-    ]
-
-
-def _work_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
-    size = _walked(problem)
 
     def blocks(knobs: Knobs) -> tuple[int, int]:
         """(blocks of channels, blocks of pixels)."""
@@ -153,7 +152,12 @@ def _work_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         needed = 4 * math.prod(problem.shapes["w"]) * copies
         return over(needed, problem.workspace_bytes, "bytes of workspace (workspace_bytes)")
 
-    return [Constraint("parts", parts), Constraint("fill", fill), Constraint("workspace", workspace)]
+    return [
+        Constraint("code", code),
+        Constraint("parts", parts),
+        Constraint("fill", fill),
+        Constraint("workspace", workspace),
+    ]
 
 
 DEPTHWISE_TILE = ConvTemplate(

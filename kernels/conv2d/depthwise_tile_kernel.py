@@ -194,9 +194,10 @@ def packed_wide(weight, dtype):
     return packed, (conv2d_pack_taps, grid, args, {"num_warps": 4})
 
 
-def existing(size, covered, taps, stride, pad, dilation, turned):
+def existing(size, covered, taps, numbers, turned):
     """(first, last + 1) of the lines that a tile meets and that can exist: all of them, unless one tile covers the
-    result's axis; size: lines of the source."""
+    result's axis; size: lines of the source; numbers: stride, padding and dilation."""
+    stride, pad, dilation = numbers
     if not covered:
         return 0, 2**20
     first = (pad - (taps - 1) * dilation) // stride if turned else -pad
@@ -243,8 +244,8 @@ def plan(inputs, out, knobs, attributes, epilogue):
     rows, tile, block_v, block_c = (knobs[name] for name in ("rows", "tile", "block_v", "block_c"))
     steps, operands = conv_chain(inputs, epilogue)
     pairs, (r, s) = pairs_of_taps(attributes), inputs["w"].shape[2:]
-    vertical = existing(source.shape[2], block_v == 1 and rows >= height, r, *pairs[::2], turned)
-    horizontal = existing(source.shape[3], tile >= width, s, *pairs[1::2], turned)
+    vertical = existing(source.shape[2], block_v == 1 and rows >= height, r, pairs[::2], turned)
+    horizontal = existing(source.shape[3], tile >= width, s, pairs[1::2], turned)
     args = (
         source, packed, out, operands, channels, height, width, *source.shape[2:], source.stride(), out.stride(),
         r, s, *pairs, turned, channels // source.shape[1], *vertical, *horizontal, rows, tile, block_v, block_c,
