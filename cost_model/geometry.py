@@ -28,7 +28,7 @@ _PERSISTENT = frozenset(
         *("persistent_tma", "warp_specialized", "warp_specialized_loop", "stream_k", "block_scaled"),
         "stream_k_warp_specialized",
         *("implicit_gemm_tma", "implicit_gemm_warp_specialized", "forward_tma", "forward_warp_specialized"),
-        "weight_gradient_warp_specialized",
+        *("weight_gradient_warp_specialized", "implicit_gemm_parts"),
     }
 )
 _BULK_COPIES = _PERSISTENT | {"skinny", "weight_only", "grouped"}

@@ -46,8 +46,6 @@ def _shared(problem: Problem, knobs: Knobs) -> int:
 
 def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
     gemm = gemm_of(problem)
-    nchw = problem.layouts[problem.result].strides[1] != 1
-    out_line = 8 * LINE // DTYPES[problem.dtypes[problem.result]]
 
     def hopper(knobs: Knobs) -> str | None:
         if device.architecture != "sm_90":
@@ -56,6 +54,26 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
             return "multiplies 16-bit and fp8 operands, and fp32 as tf32"
         wide = problem.element_bytes == 4 and knobs["precision"] != "tf32"
         return f"multiplies fp32 as tf32 only, not in {knobs['precision']}" if wide else None
+
+    def ring(knobs: Knobs) -> str | None:
+        steps, stages = math.ceil(gemm.k / number(knobs, "block_k")), number(knobs, "num_stages")
+        return f"{stages} stages for {steps} steps of the sum" if stages > max(steps + 1, 3) else None
+
+    return [
+        directions(problem, "forward", "transposed", "input_gradient"),
+        Constraint("hopper", hopper),
+        tma_constraint(problem, device),
+        copy_constraint(problem),
+        *tile_constraints(problem, device),
+        Constraint("pipeline", ring),
+    ]
+
+
+def tile_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
+    """Limits on the tiles of two multiplying warpgroups, which share one or (mode "pingpong") take turns."""
+    gemm = gemm_of(problem)
+    nchw = problem.layouts[problem.result].strides[1] != 1
+    out_line = 8 * LINE // DTYPES[problem.dtypes[problem.result]]
 
     def shape(knobs: Knobs) -> str | None:
         rows, columns = number(knobs, "block_m"), number(knobs, "block_n")
@@ -73,10 +91,6 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         wasted = columns > max(64, power_over(gemm.n)) or rows > max(128, power_over(gemm.m))
         return f"tiles of {rows} x {columns} for {gemm.m} x {gemm.n}" if wasted else None
 
-    def ring(knobs: Knobs) -> str | None:
-        steps, stages = math.ceil(gemm.k / number(knobs, "block_k")), number(knobs, "num_stages")
-        return f"{stages} stages for {steps} steps of the sum" if stages > max(steps + 1, 3) else None
-
     def turns(knobs: Knobs) -> str | None:
         if knobs["mode"] != "pingpong":
             return None
@@ -85,13 +99,8 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         return "there is no second tile to take turns with" if alone else None
 
     return [
-        directions(problem, "forward", "transposed", "input_gradient"),
-        Constraint("hopper", hopper),
-        tma_constraint(problem, device),
-        copy_constraint(problem),
         *box_constraints(problem, device, LEAST_USEFUL_NCHW if nchw else LEAST_USEFUL),
         Constraint("shape", shape),
-        Constraint("pipeline", ring),
         Constraint("turns", turns),
     ]
 

@@ -15,6 +15,7 @@ from kernelwright.kernels.conv2d.depthwise_tile import DEPTHWISE_TILE
 from kernelwright.kernels.conv2d.grouped_direct import GROUPED_DIRECT
 from kernelwright.kernels.conv2d.implicit_gemm import IMPLICIT_GEMM
 from kernelwright.kernels.conv2d.implicit_gemm_input_gradient import IMPLICIT_GEMM_INPUT_GRADIENT
+from kernelwright.kernels.conv2d.implicit_gemm_parts import IMPLICIT_GEMM_PARTS
 from kernelwright.kernels.conv2d.implicit_gemm_tma import IMPLICIT_GEMM_TMA
 from kernelwright.kernels.conv2d.implicit_gemm_warp_specialized import IMPLICIT_GEMM_WARP_SPECIALIZED
 from kernelwright.kernels.conv2d.implicit_gemm_weight_gradient import IMPLICIT_GEMM_WEIGHT_GRADIENT
@@ -50,6 +51,7 @@ TEMPLATES: dict[str, ConvTemplate] = {
         GROUPED_DIRECT,
         RESIDENT_WEIGHTS,
         DEPTHWISE_TILE,
+        IMPLICIT_GEMM_PARTS,
     )
 }
 

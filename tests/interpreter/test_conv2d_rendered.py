@@ -76,6 +76,7 @@ KINDS: list[dict[str, Any]] = [
     {"image": (2, 3, 32, 32), "kernel": 7, "padding": 3, "stride": 2},
     {"image": (2, 64, 16, 16), "kernel": 3, "direction": "input_gradient"},
     {"image": (2, 64, 16, 16), "kernel": 3, "direction": "weight_gradient"},
+    {"image": (2, 64, 16, 16), "kernel": 3, "dtype": "fp32"},
 ]
 
 
