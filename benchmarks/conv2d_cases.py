@@ -134,6 +134,16 @@ def _copies() -> Iterator[Found]:
         shape = {"image": (4, 128, 8, 12), "k": 64, "kernel": 4, "stride": 2, "padding": 1}
         given = {"dtype": dtype, "layout": layout, "transposed": True, "epilogue": ("bias", "relu")}
         yield f"copies, {dtype} {layout}, transposed", conv2d_workload(**shape, **given)
+    # fp32 in parts: channels that fill no whole blocks, groups, strides, both scatterings
+    parted: tuple[dict[str, Any], ...] = (
+        {"image": (3, 72, 13, 17), "k": 40, "kernel": 3, "padding": 1},
+        {"image": (4, 64, 27, 30), "k": 96, "kernel": 3, "stride": 2, "padding": 1},
+        {"image": (2, 128, 9, 11), "k": 128, "kernel": (3, 2), "padding": 1, "groups": 2},
+    )
+    for shape, layout, direction in itertools.product(parted, ("nhwc", "nchw"), DIRECTIONS[:2]):
+        for budget in (None, 1e-4):
+            given = {"dtype": "fp32", "layout": layout, "direction": direction, "error_budget": budget}
+            yield f"parts, {layout}, {direction}", conv2d_workload(**shape, **given)
     for layout in ("nhwc", "nchw"):
         shape = {"image": (2, 3, 58, 61), "k": 64, "kernel": 4, "stride": 4, "layout": layout}
         yield f"copies, patches {layout}", conv2d_workload(**shape, direction="input_gradient")

@@ -25,6 +25,7 @@ CONV2D_TEMPLATES = (
     "grouped_direct",
     "resident_weights",
     "depthwise_tile",
+    "implicit_gemm_parts",
 )
 """Templates that have a column of their own."""
 
@@ -98,6 +99,9 @@ def conv2d_geometry(workload: Workload, device: DeviceSpec, schedules: Sequence[
     knobs["block_m"] = np.where(direct, 2 ** (own["tile"] + own["rows"] + own["block_v"]), knobs["block_m"])
     knobs["block_n"] = np.where(direct, 2 ** own["block_c"], knobs["block_n"])
     knobs["block_n"] = knobs["block_n"] * 2 ** own["column_blocks"]
+    # a stage holds lines of 128 bytes, whatever parts the numbers are divided into
+    parts = np.array([schedule.template == "implicit_gemm_parts" for schedule in schedules], dtype=bool)
+    knobs["block_k"] = np.where(parts, 32, knobs["block_k"])
     # a row of such a tile is a whole cell of pixels, whose channels are columns
     cells = np.array([schedule.template == "patch_gradient" for schedule in schedules], dtype=bool)
     pixels = np.where(cells, _number(workload, "stride_h") * _number(workload, "stride_w"), 1)
