@@ -105,9 +105,10 @@ def test_forward(
         "w": [whole_numbers(weight, 9 + i) for i in range(3)],
     }
     parts["w"] = parts["w"][:count]
-    stride, padding = ([attributes[f"{name}_{axis}"] for axis in "hw"] for name in ("stride", "pad"))
+    stride, padding = ([int(attributes[f"{name}_{axis}"]) for axis in "hw"] for name in ("stride", "pad"))
+    groups = int(attributes["groups"])
     wanted = sum_of(
-        torch.nn.functional.conv2d(parts["x"][i], parts["w"][j], None, stride, padding, 1, attributes["groups"])
+        torch.nn.functional.conv2d(parts["x"][i], parts["w"][j], None, stride, padding, 1, groups)
         for i, j in PAIRS[precision]
     )
     simulation = PartsSimulation(
