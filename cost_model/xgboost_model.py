@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from kernelwright.cost_model.calibration import UNCALIBRATED, Calibration, regret_of_all
 from kernelwright.cost_model.examples import FloatArray, estimated_log_shares, examples, within_groups
-from kernelwright.cost_model.features import features
+from kernelwright.cost_model.features import feature_names, features
 from kernelwright.cost_model.model import Scores, read_model, squash, write_model
 from kernelwright.errors import MissingDependency, ModelMismatch
 from kernelwright.types import DeviceSpec, Schedule, Trial, Workload
@@ -146,6 +146,14 @@ class XGBoostModel:
         trees = data["trained"]
         trained = trees and TrainedTrees(**{**trees, "booster": _unpack(trees["booster"], path)})
         corrections = [_unpack(text, path) for text in data["corrections"]]
+        columns = len(feature_names(data["operator"]))
+        trees_of = [(trained.booster, columns)] if trained else []
+        for booster, reads in trees_of + [(correction, columns + 1) for correction in corrections]:
+            if booster.num_features() != reads:
+                raise ModelMismatch(
+                    f"{path} must hold trees over {reads} columns, as {data['operator']} has them now, got "
+                    f"{booster.num_features()}; its templates or knobs have changed since: train it again"
+                )
         fitted = data.get("calibration")
         calibration = Calibration.from_json(fitted) if fitted else None
         return cls(data["operator"], trained, data["metadata"], corrections, calibration)

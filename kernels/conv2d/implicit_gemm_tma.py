@@ -62,6 +62,8 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         per_sm = number(knobs, "blocks_per_sm")
         if per_sm == 1:
             return None
+        if number(knobs, "split_k") > 1 or (problem.scatters and problem.stride != (1, 1)):
+            return "only programs that walk over tiles can be told how many share a multiprocessor"
         registers = 32 * number(knobs, "num_warps") * per_sm * 128
         if registers > device.registers:
             return f"{per_sm} blocks of {knobs['num_warps']} warps need {registers} registers, {device.registers} there"

@@ -1,5 +1,7 @@
 """Convolution as a matrix product by the bulk tensor copy engine (TMA), NHWC; serves forward, transposed and the
-gradient of the input. One program a multiprocessor walks over the tiles of the result.
+gradient of the input. One program a multiprocessor walks over the tiles of the result. Where sums are split or classes
+of pixels alternate each unit has a program of its own: loops in loops let the next unit's loads overtake what is still
+read of the last one (3 of about 800 schedules were wrong on a GPU with triton 3.6, all of this kind).
 
 A tile is TILE_N images x TILE_H x TILE_W pixels by BLOCK_N channels. What a tap needs of the operand image is a box of
 the same shape, moved by the tap: boxes may begin before the image and end behind it, and the engine fills what is not
@@ -161,7 +163,8 @@ def plan(inputs, out, knobs, attributes, epilogue):
         dot_precision(knobs["precision"], image), tl.int32 if whole else tl.float32, chain,
     )  # fmt: skip
     options = {"num_warps": knobs["num_warps"], "num_stages": knobs["num_stages"]}
-    programs = min(items, multiprocessors_of(image) * knobs["blocks_per_sm"])
+    alone = split_k > 1 or steps != (1, 1)
+    programs = items if alone else min(items, multiprocessors_of(image) * knobs["blocks_per_sm"])
     main = (conv_implicit_gemm_tma, (programs,), args, options)
     tail = [conv_reduce_launch(target, out, inputs, epilogue)] if split_k > 1 else []
     return [*image_launches, *weight_launches, main, *tail]

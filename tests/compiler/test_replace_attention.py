@@ -122,7 +122,8 @@ def test_what_no_kernel_takes_is_left_alone(forced: Any, what: str) -> None:
         out = compiled(q, k, v)
     if what != "dropout":
         torch.testing.assert_close(out, sdpa(q, k, v))
-    assert not forced.report.replaced or what == "three dimensions"
+    # the two that torch takes apart leave products behind, which may be ours
+    assert not forced.report.replaced or what in ("dropout", "three dimensions")
 
 
 @pytest.mark.parametrize(

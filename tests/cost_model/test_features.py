@@ -8,6 +8,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from kernelwright.cost_model import XGBoostModel, packaged_model
 from kernelwright.cost_model.features import FEATURE_VERSION, feature_names, features, geometry
 from kernelwright.errors import UnknownOperator
 from kernelwright.types import DeviceSpec, Schedule, Workload, digest
@@ -25,9 +26,15 @@ def column(name: str, workload: Workload, device: DeviceSpec, schedule: Schedule
     return float(features(workload, device, [schedule])[0, feature_names("matmul").index(name)])
 
 
-def test_columns_belong_to_the_feature_version() -> None:
-    """When this fails because a column changed: raise FEATURE_VERSION, train the packaged model again."""
-    assert (FEATURE_VERSION, digest(list(feature_names("matmul")))) == (2, "c68dcb90bf456191d930")
+@pytest.mark.parametrize(
+    ("operator", "columns"),
+    [("matmul", "c68dcb90bf456191d930"), ("attention", "918e89e6ca49c8d9226a"), ("conv2d", "ba18927f003365ab8695")],
+)
+def test_columns_belong_to_the_packaged_models(operator: str, columns: str) -> None:
+    """When this fails because a column changed: train that packaged model again (for a changed meaning of a column that
+    all operators have, raise FEATURE_VERSION)."""
+    assert (FEATURE_VERSION, digest(list(feature_names(operator)))) == (2, columns)
+    assert isinstance(packaged_model(operator), XGBoostModel)
 
 
 def test_one_row_a_schedule_and_one_column_a_name(

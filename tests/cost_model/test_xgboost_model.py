@@ -12,6 +12,7 @@ import pytest
 from kernelwright.cost_model import RooflineModel, XGBoostModel, load_model, packaged_model, train
 from kernelwright.cost_model.evaluation import spearman
 from kernelwright.cost_model.examples import FAILED_LOG_SHARE, examples
+from kernelwright.cost_model.features import feature_names
 from kernelwright.cost_model.model import shares, squash, workload_groups
 from kernelwright.cost_model.packaged import KINDS
 from kernelwright.cost_model.train import OBJECTIVES
@@ -154,6 +155,18 @@ def test_trees_that_cannot_be_read_are_refused(trained: XGBoostModel, tmp_path: 
     trained.save(path)
     path.write_text(json.dumps({**json.loads(path.read_text()), "corrections": ["AAAA"]}))
     with pytest.raises(ModelMismatch, match="train it again"):
+        load_model(path)
+
+
+def test_trees_over_other_columns_are_refused(
+    trained: XGBoostModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A new template brings a column: what was trained before must not be read as if it had it."""
+    path = tmp_path / "m.json"
+    trained.save(path)
+    names = (*feature_names("matmul"), "template_of_tomorrow")
+    monkeypatch.setattr("kernelwright.cost_model.xgboost_model.feature_names", lambda operator: names)
+    with pytest.raises(ModelMismatch, match=f"over {len(names)} columns.*train it again"):
         load_model(path)
 
 

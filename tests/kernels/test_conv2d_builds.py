@@ -113,3 +113,19 @@ def test_spaces_of_several_templates_make_the_operators() -> None:
     shares = {name: len(template.space(DENSE, H100)) for name, template in CONV2D.templates.items()}
     assert shares["implicit_gemm_tma"] > 100 and shares["implicit_gemm_warp_specialized"] > 20
     assert not any(shares[name] for name in ("depthwise", "grouped_direct", "stem"))
+
+
+@pytest.mark.parametrize(("split_k", "stride", "walks"), [(1, 1, True), (2, 1, False), (1, 2, False)])
+def test_loops_in_loops_do_not_walk_over_tiles(split_k: int, stride: int, walks: bool) -> None:
+    """A next unit's loads may overtake what is still read of the last one, unless the compiler sees one loop."""
+    direction = "forward" if stride == 1 else "input_gradient"
+    image = (64, 128, 56, 56) if split_k == 1 else (1, 512, 7, 7)
+    workload = conv2d_workload(image, image[1], 3, stride=stride, padding=1, direction=direction)
+    space = CONV2D.templates["implicit_gemm_tma"].space(workload, H100)
+    members = [schedule for schedule in space if schedule.knobs["split_k"] == split_k]
+    assert {schedule.knobs["blocks_per_sm"] for schedule in members} == ({1, 2} if walks else {1})
+    inputs, out = CONV2D.make_inputs(workload, 0, "meta"), CONV2D.empty_output(workload, "meta")
+    launches = CONV2D.plan(workload, members[0], inputs, out)
+    (programs,) = next(grid for kernel, grid, _, _ in launches if kernel.__name__ == "conv_implicit_gemm_tma")
+    # there is one multiprocessor where there is no GPU
+    assert (programs == 1) == walks

@@ -6,8 +6,10 @@ import pytest
 
 from kernelwright.cost_model.calibration import UNCALIBRATED
 from kernelwright.cost_model.roofline_model import RooflineModel
+from kernelwright.cost_model.xgboost_model import XGBoostModel
 from kernelwright.errors import InvalidWorkload, UnknownOperator
 from kernelwright.kernels import get_operator
+from kernelwright.kernels.conv2d.workload import conv2d_workload
 from kernelwright.search.answer import Answer, find_winner
 from kernelwright.types import FrozenMap, Measurement, Schedule, Status, Toolchain, TuningRecord, Workload
 from tests.search.fakes import DEVICE, TOOLCHAIN, WORKLOAD, workload
@@ -151,6 +153,13 @@ def test_the_model_says_what_a_neighbours_schedule_may_lose() -> None:
     memory = Memory(record(of=workload(4096)))
     answer = find_winner(WORKLOAD, DEVICE, memory, model=RooflineModel())
     assert answer.regret is not None and UNCALIBRATED - 1e-9 <= answer.regret < 1
+
+
+def test_no_regret_is_told_where_nothing_was_ever_measured() -> None:
+    """An untrained model of an operator without recordings chooses, but nobody knows what that loses."""
+    convolution = conv2d_workload((2, 64, 14, 14), 64, 3, padding=1)
+    answer = find_winner(convolution, DEVICE, Memory(), model=XGBoostModel("conv2d"))
+    assert answer.how == "predicted" and answer.schedule is not None and answer.regret is None
 
 
 def test_nothing_known_is_the_vendor() -> None:

@@ -122,10 +122,10 @@ def test_find_a_winner(service: str, browser: Browser, pictures: Path) -> None:
 
 def test_read_the_plots(service: str, browser: Browser, pictures: Path) -> None:
     browser.open(f"{service}/roofline?hardware=h100")
-    assert browser.count("#roofline .ours circle") + browser.count("#roofline .faint circle") == 98
+    assert browser.count("#roofline .ours circle") + browser.count("#roofline .faint circle") == 165
     browser.click("#roofline summary")
-    assert browser.count("#roofline tbody tr") == 98
-    assert "M=" in browser.text("#roofline tbody td")
+    assert browser.count("#roofline tbody tr") == 165
+    assert "N=" in browser.text("#roofline tbody")
     browser.click("#roofline summary")
     picture(browser, pictures / "roofline.png", 1000)
     ground = "return getComputedStyle(document.body).backgroundColor"

@@ -37,7 +37,7 @@ def test_a_killed_database_comes_back_without_a_restart(server: Any, monkeypatch
     now = [1e9]
     monkeypatch.setattr("kernelwright.service.best.time.monotonic", lambda: now[0])
     app = create_app(Settings(db=server.get_uri(), model_processes=0))
-    record = app.state.shared.store.records(limit=1)[0]
+    record = app.state.shared.store.records("matmul", limit=1)[0]
     shape = ",".join(f"{name}={record.workload.dims[name]}" for name in "MNK")
     with httpx.Client(transport=AppTransport(app), base_url="http://127.0.0.1") as http:
 
