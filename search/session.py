@@ -21,6 +21,10 @@ FINALISTS = 3
 TIE_BAND = 0.05
 """Schedules slower than the best by more than this share are no finalists, and noise is never taken to be larger."""
 
+FIRST_RESULT_S = 90.0
+"""So much longer may a search of a few seconds go on until one schedule has worked: processes start, operands are made
+and kernels are built before anything is measured, and a search without any result is of no use."""
+
 _LEAST_BATCH = 4
 _ROUNDS = 4
 _SINGLE_FINALS = 8
@@ -101,16 +105,24 @@ class Session:
         for trial in self._known:
             self._note(trial.schedule, trial.measurement)
         while schedules := self._next_batch():
-            for schedule, measurement in self._runner.measure(self._workload, schedules, deadline):
+            patient = None if deadline is None else deadline + (0.0 if self._worked else FIRST_RESULT_S)
+            for schedule, measurement in self._runner.measure(self._workload, schedules, patient):
                 self._note(schedule, measurement)
                 yield self._trial(schedule, measurement)
-                if self._stopped:
+                if self._stopped or (deadline is not None and self._worked and time.monotonic() >= deadline):
                     break
         yield from self._final_rounds()
         self._ended = True
 
+    @property
+    def _worked(self) -> bool:
+        return math.isfinite(self._best_us)
+
     def _next_batch(self) -> list[Schedule]:
-        room = self._budget.room(len(self._measured), self._seconds(), self._since_gain)
+        seconds = self._seconds()
+        if not self._worked and self._budget.seconds is not None and seconds < self._budget.seconds + FIRST_RESULT_S:
+            seconds = 0.0
+        room = self._budget.room(len(self._measured), seconds, self._since_gain)
         if self._stopped or room == 0:
             return []
         return self._strategy.propose(self._batch if room is None else min(room, self._batch))

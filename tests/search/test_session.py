@@ -85,6 +85,25 @@ def test_time_ends_it() -> None:
     assert search.record.trials == len(trials)
 
 
+def test_a_short_search_waits_for_its_first_result() -> None:
+    """A cold start, or failures at first, may take longer than the budget: something must come of it all the same."""
+    failures = {schedule: failure() for schedule in list(SPACE)[:3]}
+    runner = FakeRunner(FiniteSpace(list(SPACE)), failures=failures, seconds_each=0.02)
+    search = session(runner, Budget(seconds=0.01), "exhaustive")
+    statuses = [trial.measurement.status for trial in search]
+    assert statuses == [Status.BUILD_ERROR] * 3 + [Status.OK]
+    assert search.record.schedule == runner.measured[3]
+
+
+def test_it_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kernelwright.search.session.FIRST_RESULT_S", 0.1)
+    runner = FakeRunner(failures={schedule: failure() for schedule in SPACE}, seconds_each=0.02)
+    search = session(runner, Budget(seconds=0.01), "random")
+    assert 1 <= len(list(search)) <= 6
+    with pytest.raises(NoWorkingSchedule):
+        _ = search.record
+
+
 def test_patience_ends_it_after_so_many_trials_without_gain() -> None:
     runner = FakeRunner(FiniteSpace(sorted(SPACE, key=true_us)))
     assert len(list(session(runner, Budget(trials=100, patience=7), "exhaustive"))) == 1 + 7
