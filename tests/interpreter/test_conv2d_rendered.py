@@ -77,6 +77,7 @@ KINDS: list[dict[str, Any]] = [
     {"image": (2, 64, 16, 16), "kernel": 3, "direction": "input_gradient"},
     {"image": (2, 64, 16, 16), "kernel": 3, "direction": "weight_gradient"},
     {"image": (2, 64, 16, 16), "kernel": 3, "dtype": "fp32"},
+    {"image": (2, 3, 32, 32), "kernel": 4, "stride": 4, "direction": "input_gradient"},
 ]
 
 
