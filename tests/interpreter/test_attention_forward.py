@@ -92,7 +92,8 @@ def test_every_feature(case: str) -> None:
 def test_head_dimensions_and_sections(head: str, section: int) -> None:
     workload = attention_workload(3, 2, 70, 70, 80, "fp16", v_dim=40, causal="bottom_right")
     knobs = {"head": head, "section": section, "block_m": 32, "block_n": 32}
-    space = ATTENTION.templates["forward"].space(workload, H100)
+    # two parts of a head dimension are not offered on Hopper
+    space = ATTENTION.templates["forward"].space(workload, H100 if head == "pad" else named_device("a100"))
     schedule = next(s for s in space if knobs.items() <= dict(s.knobs).items())
     assert run(workload, schedule).right
 
