@@ -6,6 +6,7 @@ import datetime
 import json
 import math
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,11 @@ def commit() -> str:
         return given
     found = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     return found.stdout.strip() or "unknown"
+
+
+def command(words: Sequence[str]) -> str:
+    """The command line as another machine can use it: files of absolute folders by their names alone."""
+    return " ".join(["python", *(re.sub(r"(?:^|(?<=[/=]))/(?:[^/=]+/)+(?=[^/]+$)", "", word) for word in words)])
 
 
 def clocks() -> str:
@@ -64,7 +70,7 @@ def _figures(rows: Sequence[Row]) -> dict[str, Any]:
 def write(path: Path, rows: Sequence[Row], **fields: Any) -> dict[str, Any]:
     """Write a result file and return what it holds. fields: gpu, driver, torch, triton, clocks, aa_ratio, ..."""
     result = {
-        "command": " ".join(["python", *sys.argv]),
+        "command": command(sys.argv),
         "commit": commit(),
         "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         **fields,
