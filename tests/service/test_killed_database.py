@@ -33,10 +33,15 @@ def server() -> Iterator[Any]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_a_killed_database_comes_back_without_a_restart(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_database_comes_back_without_a_restart(
+    server: Any, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
     now = [1e9]
     monkeypatch.setattr("kernelwright.service.best.time.monotonic", lambda: now[0])
     app = create_app(Settings(db=server.get_uri(), model_processes=0))
+    # also when this fails: connections left open are warned of, as an error, in whichever test runs next
+    request.addfinalizer(app.state.shared.store.close)
+    request.addfinalizer(app.state.shared.best.close)
     record = app.state.shared.store.records("matmul", limit=1)[0]
     shape = ",".join(f"{name}={record.workload.dims[name]}" for name in "MNK")
     with httpx.Client(transport=AppTransport(app), base_url="http://127.0.0.1") as http:
@@ -54,5 +59,3 @@ def test_a_killed_database_comes_back_without_a_restart(server: Any, monkeypatch
         assert statuses() == [503] * 4
         server.ensure_postgres_running()
         assert statuses() == [200] * 4
-    app.state.shared.best.close()
-    app.state.shared.store.close()
