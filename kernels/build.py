@@ -5,6 +5,7 @@ The machine code lands in Triton's own disk cache, so that a later launch on the
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import queue
@@ -14,7 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 
 from kernelwright.errors import BuildFailed, KernelwrightError, OutOfResources
 from kernelwright.kernels import triton_adapter
-from kernelwright.kernels.child_process import ChildDied, ChildProcess, ChildRaised, ChildTimeout
+from kernelwright.kernels.child_process import ChildDied, ChildError, ChildProcess, ChildRaised, ChildTimeout
 from kernelwright.kernels.operator import Launch
 from kernelwright.types import DeviceSpec, Schedule, Workload
 
@@ -68,6 +69,9 @@ def build(workload: Workload, schedule: Schedule, device: DeviceSpec) -> BuildRe
 class BuildPool:
     """Child processes that compile in parallel. A child that dies or takes too long is replaced.
 
+    All of them start at once, in the background: importing torch and triton takes each some seconds, which the first
+    schedules would wait for again and again.
+
     workers: how many. timeout_s: the most that one schedule may take. planner: for tests; what makes the launches.
     """
 
@@ -80,11 +84,12 @@ class BuildPool:
     ) -> None:
         triton_adapter.require_triton()
         self._timeout_s, self._planner = timeout_s, planner
-        self._children = [ChildProcess(f"{__name__}:build_here", env=_CHILD_ENV) for _ in range(workers)]
-        self._idle: queue.SimpleQueue[ChildProcess] = queue.SimpleQueue()
-        for child in self._children:
-            self._idle.put(child)
+        self._children = [ChildProcess(f"{__name__}:builder", init={}, env=_CHILD_ENV) for _ in range(workers)]
+        # the one that was used last comes first: it is sure to be up
+        self._idle: queue.LifoQueue[ChildProcess] = queue.LifoQueue()
         self._threads = ThreadPoolExecutor(workers, "kernelwright-build")
+        for child in self._children:
+            self._threads.submit(self._begin, child)
 
     def build(
         self, workload: Workload, schedule: Schedule, device: DeviceSpec, *, keep_artifact: bool = False
@@ -135,6 +140,12 @@ class BuildPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _begin(self, child: ChildProcess) -> None:
+        # why a child does not start is told by the first job that it gets
+        with contextlib.suppress(ChildError):
+            child.start()
+        self._idle.put(child)
+
     def _run(self, job: BuildJob) -> BuildReport:
         child = self._idle.get()
         try:
@@ -148,6 +159,12 @@ class BuildPool:
             raise BuildFailed(f"{error}\n{error.stderr}".strip()) from None
         finally:
             self._idle.put(child)
+
+
+def builder() -> Callable[[BuildJob], BuildReport]:
+    """Called once in a child: imports what every build needs, and returns what builds."""
+    triton_adapter.import_compiler()
+    return build_here
 
 
 def plan_on_meta(workload: Workload, schedule: Schedule) -> list[Launch]:

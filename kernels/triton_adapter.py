@@ -71,6 +71,12 @@ def targeting(device: DeviceSpec) -> Iterator[None]:
         driver.set_active(None)
 
 
+def import_compiler() -> None:
+    """Import what a build needs. For processes that will build, before the first job comes."""
+    for name in ("torch", "triton.compiler", "triton.experimental.gluon.language.nvidia.hopper"):
+        importlib.import_module(name)
+
+
 def compile_launch(launch: Launch) -> Any:
     """Triton's CompiledKernel for one launch, into Triton's disk cache, without running it."""
     kernel, grid, args, options = launch

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import secrets
+import threading
 import time
 from collections.abc import Iterator, Sequence
 
@@ -70,6 +72,7 @@ class ChildRunner:
         self._lock = DeviceLock(gpu_uuid(device_index) or f"gpu{device_index}")
         self._current: Workload | None = None
         self._calls = 0
+        self._loading: threading.Thread | None = None
 
     def space(self, workload: Workload) -> Space:
         """Every legal schedule of the operator on this device."""
@@ -78,8 +81,12 @@ class ChildRunner:
     def measure(
         self, workload: Workload, schedules: Sequence[Schedule], deadline: float | None = None
     ) -> Iterator[tuple[Schedule, Measurement]]:
-        """Measurements as they come: each is timed as soon as it is built, while others still compile."""
+        """Measurements as they come: each is timed as soon as it is built, while others still compile. Operands and
+        reference are made while the first ones compile."""
         builds = self._pool.build_all(workload, schedules, self.device, deadline)
+        self._wait_for_load()
+        self._loading = threading.Thread(target=self._load_ahead, args=(workload,), name="kernelwright-load")
+        self._loading.start()
         try:
             for schedule, outcome in builds:
                 if deadline is not None and time.monotonic() >= deadline:
@@ -100,6 +107,8 @@ class ChildRunner:
     def close(self) -> None:
         """End the child processes; closing twice is harmless."""
         self._pool.close()
+        self._child.abandon()
+        self._wait_for_load()
         self._child.close()
         self._lock.close()
 
@@ -109,6 +118,7 @@ class ChildRunner:
 
     def probe(self) -> Probe:
         """How the GPU is doing; DeviceLost when it does not run the probe."""
+        self._wait_for_load()
         try:
             with self._lock.held():
                 reply: Reply = self._child.call(ProbeJob(), self._jobs.load_timeout_s)
@@ -124,8 +134,30 @@ class ChildRunner:
         measurement = self._call(TrialJob(workload, schedule, self._seed), self._jobs.trial_timeout_s).measurements[0]
         return dataclasses.replace(measurement, compile_s=round(outcome.seconds, 3))
 
+    def _wait_for_load(self) -> None:
+        """The child does one thing at a time."""
+        loading, self._loading = self._loading, None
+        if loading is not None:
+            loading.join()
+
+    def _load_ahead(self, workload: Workload) -> None:
+        # what goes wrong goes wrong again with the first trial, which tells it
+        with contextlib.suppress(ChildError), self._lock.held():
+            self._load(workload)
+
+    def _load(self, workload: Workload) -> None:
+        """Have the child hold the workload's operands and reference."""
+        if workload != self._current or self._child.pid is None:
+            self._current = workload
+            try:
+                self._child.call(LoadJob(workload, self._seed), self._jobs.load_timeout_s)
+            except ChildRaised:
+                self._child.kill()
+                raise
+
     def _call(self, job: TrialJob | FinalsJob, timeout_s: float) -> Reply:
         """The child's reply; a child that died, hung or lost its GPU is replaced and the job counts as failed."""
+        self._wait_for_load()
         with self._lock.held():
             return self._call_alone(job, timeout_s)
 
@@ -134,9 +166,7 @@ class ChildRunner:
         if self._calls % JOBS_A_CHILD == 0:
             self._child.kill()
         try:
-            if job.workload != self._current or self._child.pid is None:
-                self._current = job.workload
-                self._child.call(LoadJob(job.workload, job.seed), self._jobs.load_timeout_s)
+            self._load(job.workload)
             reply: Reply = self._child.call(job, timeout_s)
         except ChildTimeout as error:
             return Reply((failed(Status.TIMEOUT, f"no result after {error.timeout_s:g} s"),))

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 BACKENDS = ("CUDNN_ATTENTION", "FLASH_ATTENTION", "EFFICIENT_ATTENTION", "MATH")
 """torch's implementations of scaled_dot_product_attention, by what usually is the fastest on a Hopper GPU."""
 
+FEW_QUERIES = 16
+"""Up to so many queries a head, heads that share a key head are also tried as rows of one head."""
+
 TRIES = 5
 """Timed calls of each candidate before one is chosen."""
 
@@ -119,6 +122,8 @@ def _sdpa(p: Problem, inputs: Inputs, operands: tuple[torch.Tensor, ...]) -> Ite
 
     square = p.q_length == p.kv_length
     bare = not (p.mask or p.window or p.alibi)
+    if bare and p.group > 1 and not p.backward and (p.q_length == 1 or (p.q_length <= FEW_QUERIES and not p.causal)):
+        yield from _heads_as_rows(p, inputs, operands)
     if bare and not p.causal:
         yield from _backends(p, inputs, operands, None, False, "")
     elif bare and (square or p.causal == "top_left"):
@@ -136,6 +141,19 @@ def _sdpa(p: Problem, inputs: Inputs, operands: tuple[torch.Tensor, ...]) -> Ite
         yield from _backends(p, inputs, operands, mask, False, " with a mask")
 
 
+def _heads_as_rows(p: Problem, inputs: Inputs, operands: tuple[torch.Tensor, ...]) -> Iterator[Call]:
+    """The query heads of a key head as so many queries more, for backends that would copy the keys for each of them."""
+    q, k, v = operands
+    rows = q.unflatten(1, (k.shape[1], p.group)).flatten(2, 3)
+    for name, call in _backends(p, inputs, (rows, k, v), None, False, " heads as rows"):
+        yield name, functools.partial(_as_heads, call, p)
+
+
+def _as_heads(call: Callable[[], Any], p: Problem) -> torch.Tensor:
+    out: torch.Tensor = call()
+    return out.unflatten(2, (p.group, p.q_length)).flatten(1, 2)
+
+
 def _backends(
     p: Problem, inputs: Inputs, operands: tuple[torch.Tensor, ...], mask: Any, causal: bool, how: str
 ) -> Iterator[Call]:
@@ -148,7 +166,8 @@ def _backends(
 
         def forward(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, backend: Any = backend) -> torch.Tensor:
             with sdpa_kernel(backend):
-                return sdpa(q, k, v, attn_mask=mask, is_causal=causal, scale=p.scale, enable_gqa=p.group > 1)
+                grouped = q.shape[1] != k.shape[1]
+                return sdpa(q, k, v, attn_mask=mask, is_causal=causal, scale=p.scale, enable_gqa=grouped)
 
         title = f"sdpa {name.partition('_')[0].lower()}{how}"
         yield backward_of(title, forward, inputs) if p.backward else (title, functools.partial(forward, *operands))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from typing import Any
 
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kernelwright.errors import InvalidWorkload
+from kernelwright.kernels.attention import vendor
 from kernelwright.kernels.attention.lengths import packed_lengths, visible_pairs
 from kernelwright.kernels.attention.operator import ATTENTION
 from kernelwright.kernels.attention.reference import PIECE, backward, forward
@@ -201,6 +203,29 @@ def test_vendor_calls_compute_the_same(options: dict[str, Any]) -> None:
     right = ATTENTION.reference(workload, inputs)
     assert isinstance(right, torch.Tensor)
     assert torch.allclose(found[1]().double(), right, atol=1e-5), found[0]
+
+
+@pytest.mark.parametrize("options", [{}, {"causal": "bottom_right"}, {"q": 5}, {"dim": 48, "v_dim": 32, "kv_heads": 1}])
+def test_heads_as_rows_are_tried_where_few_queries_share_keys_and_compute_the_same(options: dict[str, Any]) -> None:
+    sizes = {"q": 1, "dim": 32, "kv_heads": 2} | options
+    workload = attention_workload(2, 6, sizes.pop("q"), 40, sizes.pop("dim"), "fp32", **sizes)
+    inputs = ATTENTION.make_inputs(workload, 0, "cpu")
+    right = ATTENTION.reference(workload, inputs)
+    assert isinstance(right, torch.Tensor)
+    results = {}
+    for name, call in vendor._candidates(problem_of(workload), inputs):
+        with contextlib.suppress(RuntimeError):
+            results[name] = call()
+    assert {"sdpa math", "sdpa math heads as rows"} <= results.keys()
+    for name, result in results.items():
+        assert torch.allclose(result.double(), right, atol=1e-5), name
+
+
+def test_heads_stay_heads_where_a_mask_tells_queries_apart() -> None:
+    for options in ({"causal": "bottom_right"}, {"mask": "additive"}):
+        workload = attention_workload(2, 6, 5, 40, 32, "fp32", kv_heads=2, **options)
+        inputs = ATTENTION.make_inputs(workload, 0, "cpu")
+        assert not any("rows" in name for name, _ in vendor._candidates(problem_of(workload), inputs))
 
 
 def test_a_precision_must_keep_the_budget_with_what_scores_add_to_its_error() -> None:

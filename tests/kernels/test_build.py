@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from kernelwright.errors import BuildFailed, MissingDependency, OutOfResources
+from kernelwright.kernels import build as build_module
 from kernelwright.kernels import get_operator, triton_adapter
 from kernelwright.kernels.build import BuildPool, BuildReport, build
 from kernelwright.kernels.device import named_device
@@ -48,6 +50,22 @@ def test_one_child_builds_for_several_targets(pool: BuildPool) -> None:
     assert "gfx942" in str(amd.artifact["matmul_tile.amdgcn"])
     assert amd.registers > 8
     assert ".target sm_80" in str(old.artifact["matmul_tile.ptx"])
+
+
+def test_all_compilers_start_before_there_is_work() -> None:
+    with BuildPool(2) as pool:
+        end = time.monotonic() + 60
+        while pool._idle.qsize() < 2 and time.monotonic() < end:
+            time.sleep(0.05)
+        assert all(child.pid is not None for child in pool._children)
+        loaded = [Path(f"/proc/{child.pid}/maps").read_text() for child in pool._children]
+    assert all("libtriton" in maps and "libtorch" in maps for maps in loaded)
+
+
+def test_a_compiler_that_cannot_start_fails_the_build_and_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build_module, "__name__", "kernelwright.no_such_module")
+    with BuildPool(1) as pool, pytest.raises(BuildFailed, match="no_such_module"):
+        pool.build(ANY_WORKLOAD, fault("none"), H100)
 
 
 def test_more_shared_memory_than_the_device_has(pool: BuildPool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +11,14 @@ from pathlib import Path
 import pytest
 
 from kernelwright.kernels import get_operator
+from kernelwright.kernels.child_process import ChildRaised
 from kernelwright.kernels.device import named_device
 from kernelwright.kernels.matmul.operator import TEMPLATES
 from kernelwright.kernels.matmul.workload import matmul_workload
 from kernelwright.search import Budget, Session, child_runner
 from kernelwright.search.child_runner import ChildRunner, Jobs
 from kernelwright.search.exhaustive_search import ExhaustiveSearch
+from kernelwright.search.measure_job import LoadJob, TrialJob
 from kernelwright.types import Measurement, Schedule, Status
 
 WORKLOAD = matmul_workload(128, 128, 256, "fp16")
@@ -83,6 +86,43 @@ def test_a_deadline_cuts_what_has_not_come(planted: ChildRunner) -> None:
     begin = time.monotonic()
     assert list(planted.measure(WORKLOAD, members(), deadline=begin)) == []
     assert time.monotonic() - begin < 1.0
+
+
+def test_operands_are_loaded_once_while_the_first_schedules_compile(
+    planted: ChildRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[tuple[type, str]] = []
+    call = planted._child.call
+
+    def noted(job: object, timeout_s: float) -> object:
+        calls.append((type(job), threading.current_thread().name))
+        return call(job, timeout_s)
+
+    monkeypatch.setattr(planted._child, "call", noted)
+    fine = [schedule for schedule in members() if schedule.knobs["fault"] == "none"]
+    for _ in range(2):
+        assert [m.status for _, m in planted.measure(WORKLOAD, fine)] == [Status.OK]
+    here = threading.current_thread().name
+    assert calls == [(LoadJob, "kernelwright-load"), (TrialJob, here), (TrialJob, here)]
+
+
+def test_operands_that_cannot_be_loaded_fail_the_trial_and_tell_why(
+    planted: ChildRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(job: object, timeout_s: float) -> object:
+        raise ChildRaised("OutOfMemoryError", "operands too large", "")
+
+    monkeypatch.setattr(planted._child, "call", refuse)
+    ((_, measurement),) = planted.measure(WORKLOAD, members()[:1])
+    assert (measurement.status, "operands too large" in measurement.message) == (Status.CRASHED, True)
+
+
+def test_closing_does_not_wait_for_operands(planted: ChildRunner) -> None:
+    results = planted.measure(WORKLOAD, members(), deadline=time.monotonic())
+    assert list(results) == []
+    begin = time.monotonic()
+    planted.close()
+    assert time.monotonic() - begin < 5.0
 
 
 def test_closing_twice_is_harmless(planted: ChildRunner) -> None:
