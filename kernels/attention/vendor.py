@@ -150,8 +150,8 @@ def _heads_as_rows(p: Problem, inputs: Inputs, operands: tuple[torch.Tensor, ...
 
 
 def _as_heads(call: Callable[[], Any], p: Problem) -> torch.Tensor:
-    out: torch.Tensor = call()
-    return out.unflatten(2, (p.group, p.q_length)).flatten(1, 2)
+    out: torch.Tensor = call().unflatten(2, (p.group, p.q_length)).flatten(1, 2)
+    return out
 
 
 def _backends(

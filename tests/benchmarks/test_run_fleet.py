@@ -1,0 +1,54 @@
+"""The fleet benchmark: what it reads of a database, its rows, and its choice of workloads."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import run_fleet
+
+from kernelwright.db import Store
+from kernelwright.search import Budget, ReplayRunner
+from kernelwright.service.tuning import TuneRequest, tune_and_store
+from kernelwright.service.workload_args import WorkloadArgs
+from tests.service.conftest import named_device, synthetic_trials
+
+
+def tuned(folder: Path, name: str, budget: int) -> run_fleet.Tuned:
+    device = named_device("h100")
+    began = time.time()
+    with Store.open(f"sqlite:///{folder / name}") as store:
+        for rows in (512, 2048):
+            workload = WorkloadArgs("matmul", {"M": rows, "N": 4096, "K": 4096}).workload()
+            runner = ReplayRunner(synthetic_trials(workload, device), device)
+            for trials in (2, budget):
+                request = TuneRequest(workload, "random", Budget(trials))
+                tune_and_store(store, runner, request, lambda *_: None)
+        return run_fleet.read(store, began)
+
+
+def test_a_run_is_read_from_what_it_stored_and_compared_by_workload(tmp_path: Path) -> None:
+    few, many = tuned(tmp_path, "few.db", 4), tuned(tmp_path, "many.db", 24)
+    assert (few.trials, len(few.records), many.trials) == (8, 2, 48)
+    assert few.seconds > 0 and 0 <= few.start_s < 60
+    assert all(record.trials == 24 for record in many.records.values()), "the last record of a workload counts"
+    row = run_fleet.row_of(2, many, few)
+    assert row["ratio"] == pytest.approx((48 / many.seconds) / (8 / few.seconds), rel=1e-3)
+    assert row["compared"] == 2 and row["quality"] >= row["quality_worst"] >= 1.0
+    alone = run_fleet.row_of(1, few, few)
+    assert (alone["ratio"], alone["quality"]) == (1.0, 1.0)
+
+
+def test_a_run_without_a_result_has_no_rate(tmp_path: Path) -> None:
+    with Store.open(f"sqlite:///{tmp_path / 'empty.db'}") as store:
+        empty = run_fleet.read(store, time.time())
+    row = run_fleet.row_of(1, empty, empty)
+    assert (row["trials"], row["trials_per_s"], row["ratio"]) == (0, 0.0, None)
+
+
+def test_workloads_are_many_small_and_different() -> None:
+    found = run_fleet.chosen(24, "")
+    assert len({entry.workload.key for entry in found}) == 24
+    assert max(run_fleet.flop(entry.workload) for entry in found) <= run_fleet.LARGEST_FLOP
+    assert all("K=4096" in str(entry.workload) or "k4096" in entry.id for entry in run_fleet.chosen(9, "k4096"))
