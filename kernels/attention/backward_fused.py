@@ -26,9 +26,11 @@ def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) ->
 
 def key_sections(problem: Problem) -> Knob:
     """How many key heads go through their tiles together: few share their queries and sums of dq in the L2 cache, many
-    even out the tiles of a causal mask."""
+    even out the tiles of a causal mask. Fewer than 4 leave whole multiprocessors waiting for the last long tiles, and
+    without a causal mask all tiles are as long."""
     pairs = max(problem.batch * problem.kv_heads, 1)
-    return Knob("section", tuple(s for s in (1, 4, 16, 64) if s <= pairs), "log2")
+    fitting = tuple(s for s in (4, 16) if s <= pairs) or (pairs,)
+    return Knob("section", fitting if problem.causal else (1,), "log2")
 
 
 def _shared(problem: Problem, knobs: Knobs) -> int:

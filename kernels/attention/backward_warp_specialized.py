@@ -19,7 +19,7 @@ def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) ->
         Knob("block_m", (64, 128), "log2"),
         Knob("block_n", (KEYS,), "log2"),
         Knob("num_warps", (8,), "log2"),
-        Knob("num_stages", (1, 2, 3)),
+        Knob("num_stages", (2, 3)),
         key_sections(problem),
         Knob("precision", precisions, "category"),
     ]
@@ -61,7 +61,7 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         # sums of dk and dv; scores, their weights and gradients, of which one is there in 16 bits too
         m = number(knobs, "block_m")
         held = 64 * (sum(_widths(problem)) + 2.5 * m) / 128
-        return over(held, 208, "registers a thread for scores, gradients and sums")
+        return over(held, 224, "registers a thread for scores, gradients and sums")
 
     def rows(knobs: Knobs) -> str | None:
         fitting, block = power_above(problem.q_length, 64), number(knobs, "block_m")

@@ -48,8 +48,7 @@ def fb_producer(
         row = tile * 128 + half * 64
         fb_load(k, [batch, kv_head, row, 0], kv_full.index(0), k_tiles.index(half))
         fb_load(v, [batch, kv_head, row, 0], kv_full.index(0), v_tiles.index(half))
-        for part in gl.static_range(2):
-            fb_load(kc, [batch, kv_head, row, part * (D // 2)], kv_full.index(0), kc_tiles.index(2 * part + half))
+        fb_load(kc, [batch, kv_head, tile * 128, half * (D // 2)], kv_full.index(0), kc_tiles.index(half))
     step = 0
     for member in range(group):
         head = kv_head * group + member
@@ -72,7 +71,7 @@ def fb_producer(
 def fb_consumer(
     WHICH: gl.constexpr, dk_ptr, dv_ptr, sums, q_ring, g_ring, k_tiles, kc_tiles, v_tiles, ds_tiles, dq_tiles,
     logs_ring, deltas_ring, kv_full, q_full, q_empty, g_full, g_empty, ds_full, ds_empty, len_q, len_k, shift, heads,
-    kv_heads, pairs, section, d_dim, v_dim, scale, factor, cap, start_factor,
+    kv_heads, pairs, section, d_dim, v_dim, scale, factor, cap,
     dk_b, dk_h, dk_s, dk_d, dv_b, dv_h, dv_s, dv_d,
     BLOCK_M: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
     RAGGED: gl.constexpr,
@@ -96,32 +95,19 @@ def fb_consumer(
     before_head = kv_head * group
     before_row = first * BLOCK_M
     step = 0
-    ds_tiles.index(WHICH).store(gl.zeros([64, BLOCK_M], q_ring.dtype, SCORES))
+    ds_tiles.index(0).slice(WHICH * 64, 64).store(gl.zeros([64, BLOCK_M], q_ring.dtype, SCORES))
     fence_async_shared()
     fb_barrier()
     mbarrier.arrive(ds_full.index(0), count=1)
     mbarrier.wait(kv_full.index(0), 0)
     for member in range(group):
         head = kv_head * group + member
-        if CAUSAL:
-            dk, dv, before_head, before_row, step = fb_loop(
-                WHICH, dk, dv, before_head, before_row, step, q_ring, g_ring, k_tile, kc_tiles, v_tile, ds_tiles,
-                dq_tiles, sums, logs_ring, deltas_ring, q_full, q_empty, g_full, g_empty, ds_full, ds_empty, batch,
-                head, first, masked_end, key, len_k, shift, factor, cap, start_factor, BLOCK_M, STAGES, True, CAUSAL,
-                WINDOW, SOFTCAP,
-            )  # fmt: skip
         dk, dv, before_head, before_row, step = fb_loop(
             WHICH, dk, dv, before_head, before_row, step, q_ring, g_ring, k_tile, kc_tiles, v_tile, ds_tiles, dq_tiles,
-            sums, logs_ring, deltas_ring, q_full, q_empty, g_full, g_empty, ds_full, ds_empty, batch, head, masked_end,
-            whole_end, key, len_k, shift, factor, cap, start_factor, BLOCK_M, STAGES, False, CAUSAL, WINDOW, SOFTCAP,
+            sums, logs_ring, deltas_ring, q_full, q_empty, g_full, g_empty, ds_full, ds_empty, batch, head, first,
+            masked_end, whole_end, end, key, len_k, shift, factor, cap, BLOCK_M, STAGES,
+            CAUSAL or WINDOW > 0 or RAGGED, CAUSAL, WINDOW, SOFTCAP,
         )  # fmt: skip
-        if WINDOW > 0 or RAGGED:
-            dk, dv, before_head, before_row, step = fb_loop(
-                WHICH, dk, dv, before_head, before_row, step, q_ring, g_ring, k_tile, kc_tiles, v_tile, ds_tiles,
-                dq_tiles, sums, logs_ring, deltas_ring, q_full, q_empty, g_full, g_empty, ds_full, ds_empty, batch,
-                head, whole_end, end, key, len_k, shift, factor, cap, start_factor, BLOCK_M, STAGES, True, CAUSAL,
-                WINDOW, SOFTCAP,
-            )  # fmt: skip
     dq = fb_start_dq(WHICH, step, ds_tiles, kc_tiles, ds_full, BLOCK_M, D)
     dq = warpgroup_mma_wait(0, deps=(dq,))
     fb_add_dq(WHICH, dq, sums, dq_tiles, batch, before_head, before_row, BLOCK_M, D)
@@ -134,14 +120,14 @@ def fb_consumer(
 def fb_consumer_0(
     dk_ptr, dv_ptr, sums, q_ring, g_ring, k_tiles, kc_tiles, v_tiles, ds_tiles, dq_tiles, logs_ring, deltas_ring,
     kv_full, q_full, q_empty, g_full, g_empty, ds_full, ds_empty, len_q, len_k, shift, heads, kv_heads, pairs, section,
-    d_dim, v_dim, scale, factor, cap, start_factor, dk_b, dk_h, dk_s, dk_d, dv_b, dv_h, dv_s, dv_d,
+    d_dim, v_dim, scale, factor, cap, dk_b, dk_h, dk_s, dk_d, dv_b, dv_h, dv_s, dv_d,
     BLOCK_M: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
     RAGGED: gl.constexpr,
 ):  # fmt: skip
     fb_consumer(
         0, dk_ptr, dv_ptr, sums, q_ring, g_ring, k_tiles, kc_tiles, v_tiles, ds_tiles, dq_tiles, logs_ring, deltas_ring,
         kv_full, q_full, q_empty, g_full, g_empty, ds_full, ds_empty, len_q, len_k, shift, heads, kv_heads, pairs,
-        section, d_dim, v_dim, scale, factor, cap, start_factor, dk_b, dk_h, dk_s, dk_d, dv_b, dv_h, dv_s, dv_d,
+        section, d_dim, v_dim, scale, factor, cap, dk_b, dk_h, dk_s, dk_d, dv_b, dv_h, dv_s, dv_d,
         BLOCK_M, STAGES, CAUSAL, WINDOW, SOFTCAP, RAGGED,
     )  # fmt: skip
 
@@ -150,14 +136,14 @@ def fb_consumer_0(
 def fb_consumer_1(
     dk_ptr, dv_ptr, sums, q_ring, g_ring, k_tiles, kc_tiles, v_tiles, ds_tiles, dq_tiles, logs_ring, deltas_ring,
     kv_full, q_full, q_empty, g_full, g_empty, ds_full, ds_empty, len_q, len_k, shift, heads, kv_heads, pairs, section,
-    d_dim, v_dim, scale, factor, cap, start_factor, dk_b, dk_h, dk_s, dk_d, dv_b, dv_h, dv_s, dv_d,
+    d_dim, v_dim, scale, factor, cap, dk_b, dk_h, dk_s, dk_d, dv_b, dv_h, dv_s, dv_d,
     BLOCK_M: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
     RAGGED: gl.constexpr,
 ):  # fmt: skip
     fb_consumer(
         1, dk_ptr, dv_ptr, sums, q_ring, g_ring, k_tiles, kc_tiles, v_tiles, ds_tiles, dq_tiles, logs_ring, deltas_ring,
         kv_full, q_full, q_empty, g_full, g_empty, ds_full, ds_empty, len_q, len_k, shift, heads, kv_heads, pairs,
-        section, d_dim, v_dim, scale, factor, cap, start_factor, dk_b, dk_h, dk_s, dk_d, dv_b, dv_h, dv_s, dv_d,
+        section, d_dim, v_dim, scale, factor, cap, dk_b, dk_h, dk_s, dk_d, dv_b, dv_h, dv_s, dv_d,
         BLOCK_M, STAGES, CAUSAL, WINDOW, SOFTCAP, RAGGED,
     )  # fmt: skip
 
@@ -165,7 +151,7 @@ def fb_consumer_1(
 @gluon.jit
 def backward_warp_specialized(
     q, g, k, kc, v, logs, deltas, sums, dk_ptr, dv_ptr, len_q, len_k, shift, heads, kv_heads, pairs, section, d_dim,
-    v_dim, scale, factor, cap, start_factor, dk_b, dk_h, dk_s, dk_d, dv_b, dv_h, dv_s, dv_d,
+    v_dim, scale, factor, cap, dk_b, dk_h, dk_s, dk_d, dv_b, dv_h, dv_s, dv_d,
     BLOCK_M: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
     RAGGED: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, DS_LAYOUT: gl.constexpr,
 ):  # fmt: skip
@@ -173,9 +159,9 @@ def backward_warp_specialized(
     q_ring = gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, BLOCK_M, D], q.layout)
     g_ring = gl.allocate_shared_memory(g.dtype, [STAGES, 1, 1, BLOCK_M, DV], g.layout)
     k_tiles = gl.allocate_shared_memory(k.dtype, [2, 1, 1, 64, D], k.layout)
-    kc_tiles = gl.allocate_shared_memory(k.dtype, [4, 1, 1, 64, D // 2], kc.layout)
+    kc_tiles = gl.allocate_shared_memory(k.dtype, [2, 1, 1, 128, D // 2], kc.layout)
     v_tiles = gl.allocate_shared_memory(v.dtype, [2, 1, 1, 64, DV], v.layout)
-    ds_tiles = gl.allocate_shared_memory(q.dtype, [4, 64, BLOCK_M], DS_LAYOUT)
+    ds_tiles = gl.allocate_shared_memory(q.dtype, [2, 128, BLOCK_M], DS_LAYOUT)
     dq_tiles = gl.allocate_shared_memory(gl.float32, [2, 1, 1, BLOCK_M, D // 2], sums.layout)
     logs_ring = gl.allocate_shared_memory(gl.float32, [STAGES, 1, BLOCK_M], logs.layout)
     deltas_ring = gl.allocate_shared_memory(gl.float32, [STAGES, 1, BLOCK_M], deltas.layout)
@@ -202,7 +188,7 @@ def backward_warp_specialized(
                 (
                     dk_ptr, dv_ptr, sums, q_ring, g_ring, k_tiles, kc_tiles, v_tiles, ds_tiles, dq_tiles, logs_ring,
                     deltas_ring, kv_full, q_full, q_empty, g_full, g_empty, ds_full, ds_empty, len_q, len_k, shift,
-                    heads, kv_heads, pairs, section, d_dim, v_dim, scale, factor, cap, start_factor,
+                    heads, kv_heads, pairs, section, d_dim, v_dim, scale, factor, cap,
                     dk_b, dk_h, dk_s, dk_d, dv_b, dv_h, dv_s, dv_d, BLOCK_M, STAGES, CAUSAL, WINDOW, SOFTCAP, RAGGED,
                 ),
             ),
@@ -211,7 +197,7 @@ def backward_warp_specialized(
                 (
                     dk_ptr, dv_ptr, sums, q_ring, g_ring, k_tiles, kc_tiles, v_tiles, ds_tiles, dq_tiles, logs_ring,
                     deltas_ring, kv_full, q_full, q_empty, g_full, g_empty, ds_full, ds_empty, len_q, len_k, shift,
-                    heads, kv_heads, pairs, section, d_dim, v_dim, scale, factor, cap, start_factor,
+                    heads, kv_heads, pairs, section, d_dim, v_dim, scale, factor, cap,
                     dk_b, dk_h, dk_s, dk_d, dv_b, dv_h, dv_s, dv_d, BLOCK_M, STAGES, CAUSAL, WINDOW, SOFTCAP, RAGGED,
                 ),
             ),
@@ -260,10 +246,10 @@ def plan(inputs, outs, knobs, attributes):
     bits = 8 * q.element_size()
     args = (
         tile_descriptor(q, block_m, d_width), tile_descriptor(g, block_m, v_width), tile_descriptor(k, 64, d_width),
-        tile_descriptor(k, 64, d_width // 2), tile_descriptor(v, 64, v_width), logs, deltas,
+        tile_descriptor(k, 128, d_width // 2), tile_descriptor(v, 64, v_width), logs, deltas,
         tile_descriptor(space[2], block_m, d_width // 2), dk, dv, len_q, len_k,
         0 if causal == "top_left" else len_k - len_q, heads, kv_heads, pairs, min(knobs["section"], pairs), head_dim,
-        v_dim, scale, factor, cap * log2e, 1.0 / factor, *dk.stride(), *dv.stride(), block_m, knobs["num_stages"],
+        v_dim, scale, factor, cap * log2e, *dk.stride(), *dv.stride(), block_m, knobs["num_stages"],
         bool(causal), attributes.get("window", 0), cap > 0, len_k % 128 != 0, d_width, v_width,
         gl.NVMMASharedLayout(128, bits, 2),
     )  # fmt: skip

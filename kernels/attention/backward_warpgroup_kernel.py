@@ -77,10 +77,8 @@ def fb_start_dq(
     slot = turn & 1
     mbarrier.wait(ds_full.index(slot), (turn >> 1) & 1)
     dq = gl.zeros([BLOCK_M, D // 2], gl.float32, LAYOUT)
-    for half in gl.static_range(2):
-        ds_tile = ds_tiles.index(2 * slot + half).permute((1, 0))
-        kc_tile = kc_tiles.index(2 * WHICH + half).reshape((64, D // 2))
-        dq = warpgroup_mma(ds_tile, kc_tile, dq, use_acc=half == 1, is_async=True)
+    ds_tile = ds_tiles.index(slot).permute((1, 0))
+    dq = warpgroup_mma(ds_tile, kc_tiles.index(WHICH).reshape((128, D // 2)), dq, use_acc=False, is_async=True)
     return dq
 
 
@@ -97,41 +95,47 @@ def fb_add_dq(WHICH: gl.constexpr, dq, sums, dq_tiles, batch, head, row, BLOCK_M
 
 
 @gluon.jit
-def fb_weights(
-    s, logs_ring, stage, query, key, len_k, factor, cap,
-    BLOCK_M: gl.constexpr, MASKED: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
+def fb_hide(
+    s, masked, query, key, len_k, BLOCK_M: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
 ):  # fmt: skip
-    """(weights, what the soft cap multiplies gradients by or the weights again) of a tile of products. query, key: the
-    tile's first, on one axis."""
-    slope = s
-    if SOFTCAP:
-        ratio = 1.0 - 2.0 / (gl.exp2(s * factor) + 1.0)
-        slope = 1.0 - ratio * ratio
-        s = ratio * cap - fb_facts(logs_ring, stage, BLOCK_M, s.type.layout)[None, :]
-    else:
-        s = s * factor
-    if MASKED:
-        keys = key + gl.arange(0, 64, gl.SliceLayout(1, s.type.layout))
-        queries = query + gl.arange(0, BLOCK_M, gl.SliceLayout(0, s.type.layout))
+    """Scores, those that are hidden -inf. masked: whether there may be any in this tile; query, key: the tile's first,
+    on one axis."""
+    LAYOUT: gl.constexpr = s.type.layout
+    if masked:
+        keys = key + gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))
+        queries = query + gl.arange(0, BLOCK_M, gl.SliceLayout(0, LAYOUT))
         seen = (keys < len_k)[:, None]
         if CAUSAL:
             seen = seen & (keys[:, None] <= queries[None, :])
         if WINDOW > 0:
             seen = seen & (keys[:, None] > queries[None, :] - WINDOW)
         s = gl.where(seen, s, -float("inf"))
-    return gl.exp2(s), slope
+    return s
+
+
+@gluon.jit
+def fb_scores(s, logs, factor, cap, SOFTCAP: gl.constexpr):
+    """(logarithms of weights, what the soft cap multiplies gradients by or anything) of a tile of products."""
+    slope = s
+    if SOFTCAP:
+        ratio = 1.0 - 2.0 / (gl.exp2(s * factor) + 1.0)
+        slope = 1.0 - ratio * ratio
+        s = ratio * cap - logs[None, :]
+    else:
+        s = s * factor - logs[None, :]
+    return s, slope
 
 
 @gluon.jit
 def fb_loop(
     WHICH: gl.constexpr, dk, dv, before_head, before_row, step, q_ring, g_ring, k_tile, kc_tiles, v_tile, ds_tiles,
     dq_tiles, sums, logs_ring, deltas_ring, q_full, q_empty, g_full, g_empty, ds_full, ds_empty, batch, head, first,
-    end, key, len_k, shift, factor, cap, start_factor,
-    BLOCK_M: gl.constexpr, STAGES: gl.constexpr, MASKED: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
+    masked_end, whole_end, end, key, len_k, shift, factor, cap,
+    BLOCK_M: gl.constexpr, STAGES: gl.constexpr, MASKS: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
     SOFTCAP: gl.constexpr,
 ):  # fmt: skip
-    """Blocks first .. end of the queries of one head. before_head, before_row: the block whose dq is still to be made;
-    step: blocks since the kernel began."""
+    """Blocks first .. end of the queries of one head, of which masked_end .. whole_end see every key. before_head,
+    before_row: the block whose dq is still to be made; step: blocks since the kernel began."""
     D: gl.constexpr = q_ring.shape[4]
     DV: gl.constexpr = g_ring.shape[4]
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
@@ -145,28 +149,26 @@ def fb_loop(
         g_tile = g_ring.index(stage).reshape((BLOCK_M, DV))
         zeros = gl.zeros([64, BLOCK_M], gl.float32, SCORES)
         mbarrier.wait(q_full.index(stage), phase)
-        if SOFTCAP:
-            s = warpgroup_mma(k_tile, q_tile.permute((1, 0)), zeros, use_acc=False, is_async=True)
-        else:
-            less = zeros - (fb_facts(logs_ring, stage, BLOCK_M, SCORES) * start_factor)[None, :]
-            s = warpgroup_mma(k_tile, q_tile.permute((1, 0)), less, is_async=True)
+        s = warpgroup_mma(k_tile, q_tile.permute((1, 0)), zeros, use_acc=False, is_async=True)
         mbarrier.wait(g_full.index(stage), phase)
-        less = zeros - fb_facts(deltas_ring, stage, BLOCK_M, SCORES)[None, :]
-        dp = warpgroup_mma(v_tile, g_tile.permute((1, 0)), less, is_async=True)
+        dp = warpgroup_mma(v_tile, g_tile.permute((1, 0)), zeros, use_acc=False, is_async=True)
+        logs = fb_facts(logs_ring, stage, BLOCK_M, SCORES)
         s = warpgroup_mma_wait(1, deps=(s,))
-        weights, slope = fb_weights(
-            s, logs_ring, stage, row + shift, key, len_k, factor, cap, BLOCK_M, MASKED, CAUSAL, WINDOW, SOFTCAP
-        )  # fmt: skip
+        s, slope = fb_scores(s, logs, factor, cap, SOFTCAP)
+        if MASKS:
+            masked = (block < masked_end) | (block >= whole_end)
+            s = fb_hide(s, masked, row + shift, key, len_k, BLOCK_M, CAUSAL, WINDOW)
+        weights = gl.exp2(s)
         p = weights.to(q_ring.dtype)
         sum_v = warpgroup_mma(gl.convert_layout(p, INTO_DV), g_tile, dv, is_async=True)
         dp = warpgroup_mma_wait(1, deps=(dp,))
-        ds = weights * dp
+        ds = weights * (dp - fb_facts(deltas_ring, stage, BLOCK_M, SCORES)[None, :])
         if SOFTCAP:
             ds = ds * slope
         narrow = ds.to(q_ring.dtype)
         turn = step + 1
         mbarrier.wait(ds_empty.index(turn & 1), ((turn >> 1) & 1) ^ 1)
-        ds_tiles.index(2 * (turn & 1) + WHICH).store(narrow)
+        ds_tiles.index(turn & 1).slice(WHICH * 64, 64).store(narrow)
         fence_async_shared()
         fb_barrier()
         mbarrier.arrive(ds_full.index(turn & 1), count=1)

@@ -71,6 +71,10 @@ class View:
     def permute(self, order: tuple[int, int]) -> View:
         return View(self.memory, True)
 
+    def slice(self, start: int, length: int) -> View:
+        assert 0 <= start <= start + length <= len(self.memory), "a part outside of the tile"
+        return View(self.memory[start : start + length])
+
     def _reinterpret(self, dtype: Any, shape: list[int], layout: Any) -> View:
         return View(self.memory.reshape(-1)[: np.prod(shape)].reshape(shape))
 

@@ -90,9 +90,9 @@ class Simulation:
             (stages, 1, 1, M, d),
             (stages, 1, 1, M, dv),
             (2, 1, 1, 64, d),
-            (4, 1, 1, 64, d // 2),
+            (2, 1, 1, 128, d // 2),
         ]
-        shapes += [(2, 1, 1, 64, dv), (4, 64, M), (2, 1, 1, M, d // 2), (stages, 1, M), (stages, 1, M)]
+        shapes += [(2, 1, 1, 64, dv), (2, 128, M), (2, 1, 1, M, d // 2), (stages, 1, M), (stages, 1, M)]
         memory = [View(np.full(shape, np.nan)) for shape in shapes]
         counts = [(1, 1), (stages, 1), (stages, 2), (stages, 1), (stages, 2), (2, 2), (2, 2)]
         barriers = [[Barrier(count) for _ in range(many)] for many, count in counts]
@@ -103,7 +103,7 @@ class Simulation:
         sizes = (p.q_length, p.kv_length, shift, p.heads, p.kv_heads, pairs, min(self.section, pairs))
         factor = 2 * LOG2E * p.scale / p.softcap if p.softcap else p.scale * LOG2E
         strides = [stride // 8 for stride in (*self.dk.strides, *self.dv.strides)]
-        scalars = (p.head_dim, p.v_dim, p.scale, factor, p.softcap * LOG2E, 1 / factor)
+        scalars = (p.head_dim, p.v_dim, p.scale, factor, p.softcap * LOG2E)
         flags = (M, stages, bool(p.causal), p.window)
 
         def producer() -> None:
@@ -232,20 +232,24 @@ def test_the_simulation_finds_barriers_that_are_not_waited_for() -> None:
     assert not any(outcomes)
 
 
-@pytest.mark.parametrize(("head_dim", "spills"), [(64, 0), (128, 200)])
-def test_warpgroups_build(head_dim: int, spills: int) -> None:
+@pytest.mark.parametrize(
+    ("head_dim", "block_m", "spills", "options"),
+    [
+        (64, 64, 0, {"causal": "bottom_right"}),
+        (64, 64, 0, {"softcap": 20.0}),
+        (64, 64, 0, {"window": 100, "kv_length": 4000}),
+        (64, 128, 250, {"causal": "bottom_right"}),
+        (128, 64, 250, {"causal": "bottom_right"}),
+    ],
+)
+def test_warpgroups_build(head_dim: int, block_m: int, spills: int, options: dict[str, Any]) -> None:
     device, name = named_device("h100"), "backward_warp_specialized"
-    workload = attention_workload(1, 8, 4096, 4096, head_dim, causal="bottom_right", direction="backward")
-    knobs: dict[str, Any] = {
-        "block_m": 64,
-        "block_n": 128,
-        "num_warps": 8,
-        "num_stages": 2,
-        "section": 1,
-        "precision": "bf16",
-    }
-    schedule, template = Schedule(name, FrozenMap(knobs)), ATTENTION.templates[name]
-    assert template.space(workload, device).why_illegal(schedule) == ()
+    workload = attention_workload(
+        **{"batch": 1, "heads": 8, "q_length": 4096, "kv_length": 4096, "head_dim": head_dim, **options},
+        direction="backward",
+    )
+    template = ATTENTION.templates[name]
+    schedule = next(s for s in template.space(workload, device) if s.knobs["block_m"] == block_m)
     with BuildPool(1, timeout_s=110.0) as pool:
         report = pool.build(workload, schedule, device, keep_artifact=True)
     assert report.spills <= spills
