@@ -20,6 +20,12 @@ from kernelwright.types import DeviceSpec
 MOST_ROWS = 1024
 """Query rows of a key head beyond which keys that lie in one piece are better read by the template "forward"."""
 
+LONG_PART = 1024
+"""Keys that a program goes through in about the time of a launch."""
+
+IN_FLIGHT = 32 * 1024
+"""Bytes that a multiprocessor must have asked for at any time to get its share of the memory's bandwidth."""
+
 _SPLITS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 
 
@@ -94,9 +100,11 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         return f"block_m {block} reads every key {-(-rows // block)} times" if block * 8 < fitting else None
 
     def registers(knobs: Knobs) -> str | None:
-        each = number(knobs, "block_m") * (v_width + number(knobs, "block_n")) / (32 * number(knobs, "num_warps"))
-        if each < 8:
-            return f"a thread holds {each:g} scores and sums, fewer than 8: too many warps"
+        warps = number(knobs, "num_warps")
+        each = number(knobs, "block_m") * (v_width + number(knobs, "block_n")) / (32 * warps)
+        least = 8 if warps == 2 else 12
+        if each < least:
+            return f"a thread holds {each:g} scores and sums, fewer than {least}: too many warps"
         return over(each, 160, "registers a thread for scores and sums")
 
     def parts(knobs: Knobs) -> str | None:
@@ -108,6 +116,13 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         share = _keys(problem) / split
         return f"a part has {share:g} keys, fewer than a block" if share < number(knobs, "block_n") else None
 
+    def idle(knobs: Knobs) -> str | None:
+        split, programs = number(knobs, "split_kv"), _programs(problem, knobs)
+        share = _keys(problem) / split
+        if programs * split >= 0.9 * device.multiprocessors or share < LONG_PART:
+            return None
+        return f"{programs * split} programs of {share:g} keys leave multiprocessors idle for long"
+
     return [
         forward_only(problem),
         multiplies(problem, device),
@@ -115,7 +130,10 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         Constraint("rows", block_rows),
         Constraint("registers", registers),
         Constraint("parts", parts),
+        Constraint("idle", idle),
         _steps(problem),
+        _pointers(problem),
+        _in_flight(problem, device),
         _wide_side(problem),
         _two_parts(problem, device),
         _bulk(problem, device),
@@ -134,6 +152,42 @@ def _steps(problem: Problem) -> Constraint:
         return f"{stages} stages for {steps} blocks of keys" if stages > max(steps, 2) else None
 
     return Constraint("pipeline", check)
+
+
+def _pointers(problem: Problem) -> Constraint:
+    """Loads through pointers need large tiles, enough threads for their addresses, and something to overlap with."""
+    widest = max(_widths(problem))
+
+    def check(knobs: Knobs) -> str | None:
+        if knobs["loads"] != "pointer":
+            return None
+        block, keys = number(knobs, "block_n"), _keys(problem)
+        steps = -(-keys // (block * number(knobs, "split_kv")))
+        if steps > 2 and number(knobs, "num_stages") == 1:
+            return f"one stage leaves {steps} blocks of keys waiting for each other"
+        if block < 32 <= keys:
+            return f"a block of {block} keys is too few for loads through pointers"
+        each = block * widest / (32 * number(knobs, "num_warps"))
+        return over(each, 128, "elements a thread of a tile that is loaded through pointers")
+
+    return Constraint("pointers", check)
+
+
+def _in_flight(problem: Problem, device: DeviceSpec) -> Constraint:
+    """Long problems are as fast as memory, if enough of it has been asked for at any time."""
+
+    def check(knobs: Knobs) -> str | None:
+        key = sum(_widths(problem)) * element_bytes(problem)
+        running = _programs(problem, knobs) * number(knobs, "split_kv") / device.multiprocessors
+        if running * _keys(problem) / number(knobs, "split_kv") * key < 16 * IN_FLIGHT:
+            return None
+        warps, stages = number(knobs, "num_warps"), number(knobs, "num_stages")
+        resident = min(running, device.shared_memory_bytes / (_shared(problem, knobs) + 1024), 64 / warps)
+        # without a pipeline a program waits for its keys, then for its values
+        asked = resident * (stages - 1 if stages > 1 else 0.5) * number(knobs, "block_n") * key
+        return f"{asked:.0f} bytes in flight, {IN_FLIGHT} keep memory busy" if asked < IN_FLIGHT else None
+
+    return Constraint("in_flight", check)
 
 
 def _wide_side(problem: Problem) -> Constraint:

@@ -71,6 +71,13 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         count = number(knobs, "num_stages")
         return f"{count} stages for {steps} blocks of keys" if count > max(steps, 1) and count > 2 else None
 
+    def warpgroups(knobs: Knobs) -> str | None:
+        if device.architecture != "sm_90" or number(knobs, "block_m") < 64 or number(knobs, "num_stages") == 1:
+            return None
+        # a product in flight reads a stage that cannot be loaded into yet
+        more = number(knobs, "block_n") * sum(_widths(problem, knobs)) * element_bytes(problem)
+        return over(_shared(problem, knobs) + more, device.shared_memory_bytes, "bytes of shared memory")
+
     def head(knobs: Knobs) -> str | None:
         wrong = knobs["head"] == "split" and device.architecture == "sm_90"
         return "heads in two parts were measured wrong on sm_90; pad them" if wrong else None
@@ -87,6 +94,7 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         Constraint("columns", columns),
         Constraint("registers", registers),
         Constraint("pipeline", stages),
+        Constraint("warpgroups", warpgroups),
     ]
 
 
