@@ -112,6 +112,7 @@ def _summary(trials: Sequence[Trial], seen: Examples, objective: str, rounds: in
         "xgboost": import_xgboost().__version__,
         "examples": len(seen),
         "groups": int(seen.groups.max()) + 1,
+        "templates": sorted({t.schedule.template for t in trials if t.measurement.ok}),
         "failures": sum(not t.measurement.ok for t in trials),
         "devices": sorted({t.device.slug for t in trials}),
         "toolchains": sorted({f"triton {t.toolchain.triton}, torch {t.toolchain.torch}" for t in trials}),

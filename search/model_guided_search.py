@@ -8,6 +8,7 @@ adapts even to a model that cannot learn, and a model that is right is followed 
 from __future__ import annotations
 
 import functools
+import itertools
 import math
 import random
 
@@ -38,6 +39,8 @@ _READING_NOISE = 0.05
 _LEAST_ERROR = 0.1
 _HOPE = 0.75
 _REMEMBERED = 256
+_FIRST = 1e6
+"""More than all merits."""
 
 # The model only compares trials of one search, so any toolchain that is the same for all of them will do.
 _SAME_TOOLCHAIN = Toolchain(triton="", torch="", driver="", compiler="", timer=0)
@@ -47,8 +50,9 @@ class ModelGuidedSearch:
     """Proposes the best expected schedules, spread over templates and tiles, with a shrinking share of random ones.
 
     The first proposal is the model's first choice. A model that never saw this operator measured may be wrong about
-    whole templates, so that with it the first batch has one schedule of each template before a second of any. The model
-    is told every result: give each search its own.
+    whole templates, so that with it the first batch has one schedule of each template before a second of any. And where
+    a trained model never saw one of the templates, half of the first batch after the first choice is of such templates.
+    The model is told every result: give each search its own.
     """
 
     def __init__(self, workload: Workload, device: DeviceSpec, space: Space, seed: int, model: CostModel) -> None:
@@ -75,8 +79,12 @@ class ModelGuidedSearch:
         nearest = np.zeros(len(self._members))
         chosen = []
         waiting = self._first_of_each(merit) if self._each_template and not self._times else []
-        for _ in range(count):
-            place = waiting.pop(0) if waiting else self._pick(merit - spread * nearest)
+        fresh = self._fresh(count) if not self._times else []
+        for number in range(count):
+            value = merit - spread * nearest
+            if number and fresh:
+                value = np.where(self._of(fresh.pop(0)) & self._open, value + _FIRST, value)
+            place = waiting.pop(0) if waiting else self._pick(value)
             self._open[place] = False
             nearest = np.maximum(nearest, self._similarity(place, _SPREAD_SCALES))
             chosen.append(self._members[place])
@@ -102,6 +110,15 @@ class ModelGuidedSearch:
             if self._open[place]:
                 best.setdefault(self._members[place].template, place)
         return list(best.values())
+
+    def _fresh(self, count: int) -> list[str]:
+        """Templates that a trained model never saw, by turns, for half of the first batch."""
+        seen = set(getattr(self._model, "metadata", {}).get("templates", ()))
+        unseen = sorted({schedule.template for schedule in self._members} - seen) if seen else []
+        return list(itertools.islice(itertools.cycle(unseen), count // 2)) if unseen else []
+
+    def _of(self, template: str) -> npt.NDArray[np.bool_]:
+        return np.array([schedule.template == template for schedule in self._members], dtype=np.bool_)
 
     def _pick(self, value: FloatArray) -> int:
         seen = len(self._times)

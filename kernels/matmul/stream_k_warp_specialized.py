@@ -17,9 +17,10 @@ takes by 25% for 128x128 and 128x192, 35% for 128x160, 42% for 128x144, 13% for 
 
 from __future__ import annotations
 
+import functools
+import itertools
 import math
 
-from kernelwright.kernels.matmul.stream_k import FULL
 from kernelwright.kernels.matmul.template import (
     Knobs,
     MatmulTemplate,
@@ -35,8 +36,19 @@ from kernelwright.kernels.matmul.workload import Problem
 from kernelwright.kernels.space import Constraint, Knob
 from kernelwright.types import DTYPES, DeviceSpec
 
+ROWS, COLUMNS = (128, 256), (64, 128, 144, 160, 192, 256)
+
+FULL = 0.9
+"""A last wave that fills the device this far leaves too little to gain."""
+
 MOST_WAVES = 8
 """Of more waves than this the last one is a small part of the time."""
+
+SLOWER = 1.35
+"""Schedules that should take this many times as long as the best of this template are left out."""
+
+STAGES = (3, 4, 5, 6, 8)
+"""Depths of the ring; the deepest that fits is taken."""
 
 FEWEST_STEPS = 4
 """Steps along K of a program's share that are worth leaving and fetching a part."""
@@ -48,17 +60,27 @@ def pieces(columns: int) -> tuple[int, int]:
     return wide, columns - wide
 
 
+def is_long(problem: Problem) -> bool:
+    """Whether the epilogue has an activation of many instructions, which this kernel runs through faster."""
+    return bool({"gelu", "gelu_tanh", "silu", "sigmoid", "tanh"} & set(problem.epilogue))
+
+
+def subtile(problem: Problem, columns: int) -> int:
+    """Parts in which a tile's wide piece goes out: of one line of 128 bytes, at most four."""
+    return min(4, max(1, pieces(columns)[0] * DTYPES[problem.out_dtype] // 1024))
+
+
 def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) -> list[Knob]:
     repack = not (problem.aligned("a") and problem.aligned("b"))
     return [
         # each of two warpgroups multiplies 64 rows at once
-        Knob("block_m", (128, 256), "log2"),
-        Knob("block_n", (64, 128, 144, 160, 192, 256), "log2"),
+        Knob("block_m", ROWS, "log2"),
+        Knob("block_n", COLUMNS, "log2"),
         # a row of a tile is one swizzled line of 128 bytes
         Knob("block_k", (1024 // DTYPES[problem.a_dtype],), "log2"),
         Knob("num_warps", (8,), "log2"),
-        Knob("num_stages", (3, 4, 5, 6, 8)),
-        Knob("group_m", (4, 8, 16), "log2"),
+        Knob("num_stages", STAGES),
+        Knob("group_m", (4, 8), "log2"),
         Knob("split_k", (1,), "log2"),
         # 0: whole tiles only
         Knob("stream_waves", (0, 1, 2)),
@@ -86,13 +108,23 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
 
     def shape(knobs: Knobs) -> str | None:
         wide, rest = pieces(number(knobs, "block_n"))
-        if number(knobs, "block_m") < 256 and not rest and not number(knobs, "stream_waves"):
+        if number(knobs, "block_m") < 256 and not rest and not number(knobs, "stream_waves") and not is_long(problem):
             return "warp_specialized computes whole tiles of this shape"
         line = 128 // element_bytes(problem)
         if problem.b.order == "row" and (wide < line or 0 < rest < line):
             return f"a piece of b's tile has fewer than {line} columns, a line of 128 bytes"
-        part, out_line = wide // number(knobs, "subtile"), 1024 // DTYPES[problem.out_dtype]
-        return f"a part of {part} columns is less than a line of 128 bytes" if part < out_line else None
+        return None
+
+    def parts(knobs: Knobs) -> str | None:
+        wide, best = pieces(number(knobs, "block_n"))[0], subtile(problem, number(knobs, "block_n"))
+        if number(knobs, "subtile") == best:
+            return None
+        return f"parts of {wide // best} columns take fewer instructions and less shared memory"
+
+    def ring(knobs: Knobs) -> str | None:
+        deeper = [s for s in STAGES if s > number(knobs, "num_stages")]
+        fits = [s for s in deeper if _shared(problem, {**knobs, "num_stages": s}) <= device.shared_memory_bytes]
+        return f"a ring of {fits[-1]} stages fits" if fits else None
 
     def order(knobs: Knobs) -> str | None:
         rows = -(-problem.m // number(knobs, "block_m"))
@@ -103,10 +135,43 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         plain_constraint(problem, device, batched=False),
         Constraint("hopper", hopper),
         Constraint("shape", shape),
+        Constraint("parts", parts),
+        Constraint("ring", ring),
         Constraint("order", order),
         *_sharing_constraints(problem, device),
+        _promising(problem, device),
         tma_constraint(problem, device, ("a", "b")),
     ]
+
+
+def clocks(problem: Problem, device: DeviceSpec, knobs: Knobs) -> float:
+    """Clocks for the busiest multiprocessor, launch and epilogue left out: see the head of this file."""
+    rows, columns = number(knobs, "block_m"), number(knobs, "block_n")
+    line = 128 // element_bytes(problem)
+    multiply = rows * columns / 32
+    # a warpgroup's 64 rows and the columns are read once for each piece, in four steps along a line
+    read = rows // 64 * sum(64 + piece for piece in pieces(columns) if piece)
+    written = rows + columns
+    steps, count = math.ceil(problem.k / line), tiles(problem, knobs)
+    one = max(multiply, read + written)
+    if not number(knobs, "stream_waves"):
+        return math.ceil(count / device.multiprocessors) * steps * one
+    # a part is written and one or two are read, at 64 bytes a clock
+    return count * steps / device.multiprocessors * one + 0.15 * rows * columns
+
+
+def _promising(problem: Problem, device: DeviceSpec) -> Constraint:
+    @functools.cache
+    def least() -> float:
+        shapes = itertools.product(ROWS, COLUMNS, (0, 1))
+        named = ({"block_m": m, "block_n": n, "stream_waves": waves} for m, n, waves in shapes)
+        return min(clocks(problem, device, knobs) for knobs in named)
+
+    def check(knobs: Knobs) -> str | None:
+        share = clocks(problem, device, knobs) / least()
+        return f"should take {share:.2f} times as long as the best of this template" if share > SLOWER else None
+
+    return Constraint("promising", check)
 
 
 def _sharing_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:

@@ -20,33 +20,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 
-from kernelwright.kernels.matmul.epilogue_kernel import chain_of, finish, tile_of
-from kernelwright.kernels.matmul.stream_k_kernel import piece_of, program_of, share_start, streamed_tiles
+from kernelwright.kernels.matmul.epilogue_kernel import chain_of, tile_of
+from kernelwright.kernels.matmul.shared_parts_kernel import sk_finish, sk_places, sk_prefetch, sk_share, sk_wait
+from kernelwright.kernels.matmul.short_epilogue_kernel import is_long
+from kernelwright.kernels.matmul.stream_k_kernel import piece_of, program_of, streamed_tiles
 from kernelwright.kernels.matmul.warp_specialized_kernel import (
     gluon_barrier,
     panel_descriptor,
-    ws_halves,
     ws_load,
     ws_operand,
     ws_programs,
-    ws_store,
 )
-
-
-@gluon.jit
-def sk_share(M, N, k_steps, stream_tiles, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """This program's work: (steps shared out, first and last + 1 of its own, their newest tile, tiles they touch, all
-    tiles it has to do with)."""
-    programs = gl.num_programs(0)
-    steps = stream_tiles * k_steps
-    begin = share_start(gl.program_id(0), steps, programs)
-    end = share_start(gl.program_id(0) + 1, steps, programs)
-    newest = (end - 1) // k_steps
-    shared = 0
-    if begin < end:
-        shared = newest - begin // k_steps + 1
-    whole = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) - stream_tiles - gl.program_id(0)
-    return steps, begin, end, newest, shared, shared + (whole + programs - 1) // programs
 
 
 @gluon.jit
@@ -126,57 +110,9 @@ def sk_multiply(
 
 
 @gluon.jit
-def sk_places(x, FIRST: gl.constexpr, COLUMNS: gl.constexpr):
-    """Offsets in the workspace of a part's numbers x, columns FIRST and on of COLUMNS: blocks of 8 x 8, of which each
-    thread of a warp holds two neighbours, lie one after the other."""
-    rows = gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))[:, None]
-    cols = FIRST + gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))[None, :]
-    return ((rows // 8) * (COLUMNS // 8) + cols // 8) * 64 + (rows % 8) * 8 + cols % 8
-
-
-@gluon.jit
-def sk_wait(flags, first, program, which):
-    """Wait for the parts of programs first to program - 1, and take their flags down for the next launch; returns
-    `program`, by way of the flags, so that what needs it comes after the waiting."""
-    helper = first
-    while helper < program:
-        helper += gl.atomic_cas(flags + 2 * helper + which, 1, 0, sem="acquire")
-    return helper
-
-
-@gluon.jit
-def sk_finish(
-    x, c, c_ring, out, operands, parts, first, program, row, col, M, N, stride_cm, stride_cn,
-    SLOT: gl.constexpr, FIRST: gl.constexpr, COLUMNS: gl.constexpr, SUBTILE: gl.constexpr, STREAM: gl.constexpr,
-    STORE: gl.constexpr, STEPS: gl.constexpr,
-):  # fmt: skip
-    """Add what programs first to program - 1 have left, run the epilogue and store: columns FIRST and on of a piece of
-    COLUMNS columns, in SUBTILE parts."""
-    if SUBTILE > 1:
-        left, right = ws_halves(x)
-        sk_finish(
-            left, c, c_ring, out, operands, parts, first, program, row, col, M, N, stride_cm, stride_cn,
-            SLOT, FIRST, COLUMNS, SUBTILE // 2, STREAM, STORE, STEPS,
-        )  # fmt: skip
-        sk_finish(
-            right, c, c_ring, out, operands, parts, first, program, row, col, M, N, stride_cm, stride_cn,
-            SLOT, FIRST + left.shape[1], COLUMNS, SUBTILE // 2, STREAM, STORE, STEPS,
-        )  # fmt: skip
-    else:
-        if STREAM:
-            places = sk_places(x, FIRST, COLUMNS)
-            for helper in range(first, program):
-                x += gl.load(parts + helper * SLOT + places, cache_modifier=".cg")
-        rows = row + gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))
-        cols = col + FIRST + gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))
-        x = finish(x, operands, 0, rows, cols, M, N, STEPS)
-        ws_store(x, c, c_ring, out, row, col + FIRST, M, N, stride_cm, stride_cn, STORE)
-
-
-@gluon.jit
 def sk_consumer(
     WHICH: gl.constexpr, c, c_rest, out, operands, parts, flags, a_ring, b_ring, rest_ring, c_ring, full, empty,
-    M, N, K, stream_tiles, stride_cm, stride_cn,
+    M, N, K, stream_tiles, subtiles, stride_cm, stride_cn,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, REST: gl.constexpr, STAGES: gl.constexpr,
     GROUP_M: gl.constexpr, A_ROW: gl.constexpr, B_ROW: gl.constexpr, SUBTILE: gl.constexpr, STREAM: gl.constexpr,
     STORE: gl.constexpr, STEPS: gl.constexpr,
@@ -215,16 +151,25 @@ def sk_consumer(
     steps, begin, end, newest, shared, items = sk_share(M, N, k_steps, stream_tiles, BLOCK_M, BLOCK_N)
     program = gl.program_id(0)
     turn = 0
-    for item in range(items):
+    # a long epilogue's instructions are brought from memory by a first run on a part of a tile that does not exist
+    for item in range(-1 if is_long(STEPS) else 0, items):
         tile, first, last = piece_of(item, shared, newest, begin, end, k_steps, stream_tiles)
         tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
         row = tile_m * BLOCK_M + WHICH * ROWS
         col = tile_n * BLOCK_N
+        count = last - first + 1
+        written = subtiles
+        if item < 0:
+            row, col, first, last, count, written = tiles_m * BLOCK_M, 0, 0, k_steps - 1, 0, 1
+        if STEPS != "":
+            C_LINE: gl.constexpr = c_ring.shape[2]
+            sk_prefetch(operands, row, col, M, N, ROWS, WIDE, C_LINE, STEPS)
+            if REST > 0:
+                sk_prefetch(operands, row, col + WIDE, M, N, ROWS, max(REST, C_LINE), C_LINE, STEPS)
         acc = warpgroup_mma_init(gl.zeros((ROWS, WIDE), gl.float32, layout))
         rest = 0
         if REST > 0:
             rest = warpgroup_mma_init(gl.zeros((ROWS, REST), gl.float32, rest_layout))
-        count = last - first + 1
         acc, rest = sk_multiply(
             a_tiles, b_tiles, rest_tiles, WHICH, full, empty, turn, count, acc, rest, STAGES, A_ROW, B_ROW, REST
         )  # fmt: skip
@@ -233,7 +178,7 @@ def sk_consumer(
         else:
             acc = warpgroup_mma_wait(0, deps=(acc,))
         turn += count
-        mbarrier.arrive(empty.index((turn - 1) % STAGES), count=1)
+        mbarrier.arrive(empty.index((turn + STAGES - 1) % STAGES), count=1, pred=item >= 0)
         if STREAM and last < k_steps - 1:
             part = parts + program * SLOT + WHICH * (SLOT // 2)
             gl.store(part + sk_places(acc, 0, WIDE), acc)
@@ -252,16 +197,17 @@ def sk_consumer(
                 arrived = sk_wait(flags, helper, program, WHICH)
                 own_parts = parts + WHICH * (SLOT // 2)
             sk_finish(
-                acc, c, c_ring, out, operands, own_parts, helper, arrived, row, col, M, N, stride_cm, stride_cn,
-                SLOT, 0, WIDE, SUBTILE, STREAM, STORE, STEPS,
+                acc, written, c, c_ring, out, operands, own_parts, helper, arrived, row, col, M, N,
+                stride_cm, stride_cn, SLOT, WIDE, SUBTILE, STREAM, STORE, STEPS,
             )  # fmt: skip
             if REST > 0:
                 rest_parts = own_parts
                 if STREAM:
                     rest_parts += ROWS * WIDE
                 sk_finish(
-                    rest, c_rest, rest_c_ring, out, operands, rest_parts, helper, arrived, row, col + WIDE, M, N,
-                    stride_cm, stride_cn, SLOT, 0, REST, REST // PART, STREAM, STORE, STEPS,
+                    rest, gl.minimum(written, REST // PART), c_rest, rest_c_ring, out, operands, rest_parts,
+                    helper, arrived, row, col + WIDE, M, N, stride_cm, stride_cn,
+                    SLOT, REST, REST // PART, STREAM, STORE, STEPS,
                 )  # fmt: skip
     if STORE == "tma":
         tma.store_wait(0)
@@ -270,14 +216,14 @@ def sk_consumer(
 @gluon.jit
 def sk_consumer_0(
     c, c_rest, out, operands, parts, flags, a_ring, b_ring, rest_ring, c_ring, full, empty,
-    M, N, K, stream_tiles, stride_cm, stride_cn,
+    M, N, K, stream_tiles, subtiles, stride_cm, stride_cn,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, REST: gl.constexpr, STAGES: gl.constexpr,
     GROUP_M: gl.constexpr, A_ROW: gl.constexpr, B_ROW: gl.constexpr, SUBTILE: gl.constexpr, STREAM: gl.constexpr,
     STORE: gl.constexpr, STEPS: gl.constexpr,
 ):  # fmt: skip
     sk_consumer(
         0, c, c_rest, out, operands, parts, flags, a_ring, b_ring, rest_ring, c_ring, full, empty,
-        M, N, K, stream_tiles, stride_cm, stride_cn,
+        M, N, K, stream_tiles, subtiles, stride_cm, stride_cn,
         BLOCK_M, BLOCK_N, BLOCK_K, REST, STAGES, GROUP_M, A_ROW, B_ROW, SUBTILE, STREAM, STORE, STEPS,
     )  # fmt: skip
 
@@ -285,21 +231,21 @@ def sk_consumer_0(
 @gluon.jit
 def sk_consumer_1(
     c, c_rest, out, operands, parts, flags, a_ring, b_ring, rest_ring, c_ring, full, empty,
-    M, N, K, stream_tiles, stride_cm, stride_cn,
+    M, N, K, stream_tiles, subtiles, stride_cm, stride_cn,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, REST: gl.constexpr, STAGES: gl.constexpr,
     GROUP_M: gl.constexpr, A_ROW: gl.constexpr, B_ROW: gl.constexpr, SUBTILE: gl.constexpr, STREAM: gl.constexpr,
     STORE: gl.constexpr, STEPS: gl.constexpr,
 ):  # fmt: skip
     sk_consumer(
         1, c, c_rest, out, operands, parts, flags, a_ring, b_ring, rest_ring, c_ring, full, empty,
-        M, N, K, stream_tiles, stride_cm, stride_cn,
+        M, N, K, stream_tiles, subtiles, stride_cm, stride_cn,
         BLOCK_M, BLOCK_N, BLOCK_K, REST, STAGES, GROUP_M, A_ROW, B_ROW, SUBTILE, STREAM, STORE, STEPS,
     )  # fmt: skip
 
 
 @gluon.jit
 def matmul_stream_k_warp_specialized(
-    a, b, b_rest, c, c_rest, out, operands, parts, flags, M, N, K, stream_tiles, stride_cm, stride_cn,
+    a, b, b_rest, c, c_rest, out, operands, parts, flags, M, N, K, stream_tiles, subtiles, stride_cm, stride_cn,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, REST: gl.constexpr, STAGES: gl.constexpr,
     GROUP_M: gl.constexpr, A_ROW: gl.constexpr, B_ROW: gl.constexpr, SUBTILE: gl.constexpr, STREAM: gl.constexpr,
     STORE: gl.constexpr, STEPS: gl.constexpr,
@@ -332,7 +278,7 @@ def matmul_stream_k_warp_specialized(
                 sk_consumer_0,
                 (
                     c, c_rest, out, operands, parts, flags, a_ring, b_ring, rest_ring, c_ring_0, full, empty,
-                    M, N, K, stream_tiles, stride_cm, stride_cn,
+                    M, N, K, stream_tiles, subtiles, stride_cm, stride_cn,
                     BLOCK_M, BLOCK_N, BLOCK_K, REST, STAGES, GROUP_M, A_ROW, B_ROW, SUBTILE, STREAM, STORE, STEPS,
                 ),
             ),
@@ -340,7 +286,7 @@ def matmul_stream_k_warp_specialized(
                 sk_consumer_1,
                 (
                     c, c_rest, out, operands, parts, flags, a_ring, b_ring, rest_ring, c_ring_1, full, empty,
-                    M, N, K, stream_tiles, stride_cm, stride_cn,
+                    M, N, K, stream_tiles, subtiles, stride_cm, stride_cn,
                     BLOCK_M, BLOCK_N, BLOCK_K, REST, STAGES, GROUP_M, A_ROW, B_ROW, SUBTILE, STREAM, STORE, STEPS,
                 ),
             ),
@@ -392,7 +338,8 @@ def plan(inputs, out, knobs, epilogue):
         flags = torch.zeros((programs, 2), dtype=torch.int32, device=a.device)
     steps, operands = chain_of(inputs, epilogue)
     args = (
-        a_desc, b_desc, rest_desc, c_desc, c_rest, out, operands, parts, flags, m, n, k, stream_tiles, *out.stride(),
+        a_desc, b_desc, rest_desc, c_desc, c_rest, out, operands, parts, flags, m, n, k, stream_tiles, subtile,
+        *out.stride(),
         block_m, block_n, block_k, rest, knobs["num_stages"], knobs["group_m"], a_row, b_row, subtile,
         waves > 0, store, steps,
     )  # fmt: skip

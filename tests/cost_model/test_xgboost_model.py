@@ -148,6 +148,7 @@ def test_metadata_tells_how_it_was_trained(objective: str, recorded: list[Trial]
     assert metadata["examples"] == len(recorded)
     assert metadata["failures"] == sum(not t.measurement.ok for t in recorded)
     assert metadata["devices"] == ["h100"]
+    assert metadata["templates"] == sorted({t.schedule.template for t in recorded if t.measurement.ok})
 
 
 def test_trees_that_cannot_be_read_are_refused(trained: XGBoostModel, tmp_path: Path) -> None:

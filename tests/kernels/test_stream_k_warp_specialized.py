@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 
 from kernelwright.kernels.matmul.stream_k_warp_specialized import STREAM_K_WARP_SPECIALIZED, pieces
+from kernelwright.kernels.source import kernel_sources
 from tests.kernels.simulated_tiles import WIDTH, Accumulator, Array, Ring, View
 from tests.kernels.simulated_warps import Barrier, Machine, Stuck
 
 NAMES = (
     *("ws_load", "tile_of", "share_start", "program_of", "piece_of", "ws_halves"),
-    *("sk_share", "sk_producer", "sk_multiply", "sk_places", "sk_wait", "sk_finish", "sk_consumer"),
+    *("sk_share", "sk_producer", "sk_multiply", "sk_places", "sk_wait", "sk_finish_part", "sk_finish", "sk_consumer"),
 )
 """Functions of the kernel file that run here as they stand."""
 
@@ -35,17 +36,20 @@ class Simulation:
 
     def __init__(self, a: Array, b: Array, programs: int, stages: int, tile: tuple[int, int], **knobs: Any) -> None:
         self.programs, self.stages, self.tile = programs, stages, tile
-        self.waves, self.subtile = knobs.get("waves", 1), knobs.get("subtile", 1)
+        self.waves, self.subtile, self.steps = knobs.get("waves", 1), knobs.get("subtile", 1), knobs.get("steps", "")
         self.a_row, self.b_row = a.flags.c_contiguous, b.flags.c_contiguous
         self.a, self.b = (a if self.a_row else a.T), (b if self.b_row else b.T)
         (self.m, self.k), self.n = a.shape, b.shape[1]
         self.out: Array = np.full((self.m, self.n), np.nan)
         self.parts: Array = np.full(programs * tile[0] * tile[1], np.nan)
         self.flags = [0] * (2 * programs)
+        self.first_runs = 0
         kernel = importlib.import_module(STREAM_K_WARP_SPECIALIZED.kernel_module)
         tiles = -(-self.m // tile[0]) * -(-self.n // tile[1])
         self.stream_tiles = kernel.streamed_tiles(tiles, programs, self.waves) if self.waves else 0
-        self.code = {name: getattr(kernel, name).fn.__code__ for name in NAMES}
+        places = [kernel, *map(importlib.import_module, kernel_sources(STREAM_K_WARP_SPECIALIZED.kernel_module))]
+        homes = {name: next(file for file in places if hasattr(file, name)) for name in NAMES}
+        self.code = {name: getattr(home, name).fn.__code__ for name, home in homes.items()}
 
     def run(self, seed: int, patient: bool = True) -> Array:
         """out after all programs, which run side by side. patient: whether they wait for each other's parts."""
@@ -75,8 +79,8 @@ class Simulation:
 
         def consumer(which: int) -> None:
             names["sk_consumer"](
-                which, None, None, None, None, 0, 0, *rings, c_ring, *shared, *sizes, 0, 0,
-                *constants, self.subtile, self.waves > 0, "simulated", "",
+                which, None, None, None, None, 0, 0, *rings, c_ring, *shared, *sizes, self.subtile,
+                0, 0, *constants, self.subtile, self.waves > 0, "simulated", self.steps,
             )  # fmt: skip
 
         return [producer, lambda: consumer(0), lambda: consumer(1)]
@@ -92,7 +96,9 @@ class Simulation:
             "mbarrier": _barriers(machine),
             "tma_load": lambda *args: _load(machine, *args),
             "gluon_barrier": machine.pause,
-            "finish": lambda x, operands, batch, rows, cols, m, n, steps: x,
+            "short_finish": lambda x, operands, batch, rows, cols, m, n, steps: x,
+            "sk_prefetch": lambda *args: None,
+            "is_long": lambda steps: steps == "gelu",
             "ws_store": self._store,
             **_products(machine),
         }  # fmt: skip
@@ -102,6 +108,7 @@ class Simulation:
 
     def _store(self, x: Array, c: Any, c_ring: Any, out: Any, row: int, col: int, *rest: Any) -> None:
         part = self.out[row : row + x.shape[0], col : col + x.shape[1]]
+        self.first_runs += row >= self.m
         assert np.isnan(part).all(), "a tile was written twice"
         part[:] = x[: part.shape[0], : part.shape[1]]
 
@@ -129,7 +136,8 @@ class Simulation:
             return wanted
 
         return types.SimpleNamespace(
-            cdiv=lambda x, y: -(-x // y), static_range=range, zeros=lambda shape, dtype, layout: Accumulator(*shape),
+            cdiv=lambda x, y: -(-x // y), static_range=range, minimum=min,
+            zeros=lambda shape, dtype, layout: Accumulator(*shape),
             program_id=lambda axis: program, num_programs=lambda axis: self.programs, float32=None,
             NVMMADistributedLayout=lambda **shape: None, NVMMASharedLayout=lambda *shape: None,
             SliceLayout=lambda dim, layout: None, arange=lambda start, end, layout: np.arange(start, end),
@@ -230,6 +238,18 @@ def test_no_order_of_events_deadlocks_or_loses_a_part(
 def test_tiles_are_put_together_right_in_every_layout(order: tuple[str, str]) -> None:
     _, right = result((200, 400, 136), 3, 3, (128, 192), 0, order=order, subtile=2)
     assert right
+
+
+@pytest.mark.parametrize(
+    ("sizes", "tile", "waves"), [((250, 380, 200), (128, 160), 2), ((256, 330, 130), (128, 192), 0)], ids=str
+)
+@pytest.mark.parametrize("subtile", [1, 2, 4])
+def test_a_first_run_of_a_long_epilogue_writes_nothing_and_leaves_the_ring_alone(
+    sizes: tuple[int, int, int], tile: tuple[int, int], waves: int, subtile: int
+) -> None:
+    sim, right = result(sizes, 3, 3, tile, subtile, waves=waves, subtile=subtile, steps="gelu")
+    assert right
+    assert sim.first_runs == 2 * 3 * 2, "each warpgroup of each program, for each of the two pieces of a tile"
 
 
 def test_parts_of_tiles_of_256_rows_meet_again_subtile_by_subtile() -> None:

@@ -10,9 +10,9 @@ import pytest
 from kernelwright.kernels import triton_adapter
 from kernelwright.kernels.device import named_device
 from kernelwright.kernels.matmul.operator import MATMUL
-from kernelwright.kernels.matmul.stream_k_warp_specialized import STREAM_K_WARP_SPECIALIZED, pieces
+from kernelwright.kernels.matmul.stream_k_warp_specialized import STAGES, STREAM_K_WARP_SPECIALIZED, clocks, pieces
 from kernelwright.kernels.matmul.workload import matmul_workload, problem_of
-from kernelwright.types import Scalar, Workload
+from kernelwright.types import FrozenMap, Scalar, Schedule, Workload
 
 H100 = named_device("h100")
 LARGE = matmul_workload(2048, 1280, 8192)
@@ -45,7 +45,7 @@ def test_schedules_are_for_hopper_and_fit_there() -> None:
     for slug in ("a100", "b200", "rtx5090", "mi300x"):
         assert not members(LARGE, slug)
     found = members(LARGE)
-    assert 50 < len(found) < 1000
+    assert 8 <= len(found) < 100
     assert all(STREAM_K_WARP_SPECIALIZED.shared_bytes(LARGE, s) <= H100.shared_memory_bytes for s in found)
 
 
@@ -57,6 +57,7 @@ def test_each_row_it_was_made_for_has_the_schedule_it_was_made_with() -> None:
         (matmul_workload(2048, 4672, 4544), (128, 144, 0)),
         (matmul_workload(1000, 3072, 768, "bf16", "nn", ("bias", "gelu_tanh")), (128, 192, 0)),
         (matmul_workload(729, 4304, 1152, "fp16", epilogue=("bias", "gelu")), (128, 256, 1)),
+        (matmul_workload(729, 4304, 1152, "fp16", epilogue=("bias", "gelu")), (128, 256, 0)),
         (matmul_workload(1000, 1000, 1000), (128, 128, 1)),
     ]
     for workload, shape in wanted:
@@ -68,6 +69,55 @@ def test_nothing_is_shared_out_where_tiles_fill_their_waves_or_k_is_short() -> N
     full = matmul_workload(128 * 132, 256, 8192)
     assert not any(s.knobs["stream_waves"] for s in members(full) if s.knobs["block_n"] == 256)
     assert not any(s.knobs["stream_waves"] for s in members(matmul_workload(2048, 1280, 128)))
+
+
+def test_whole_tiles_of_powers_of_two_are_offered_where_the_epilogue_is_long() -> None:
+    for epilogue, offered in (((), False), (("bias", "relu"), False), (("bias", "gelu"), True), (("silu",), True)):
+        found = members(matmul_workload(729, 4304, 1152, "fp16", epilogue=epilogue))
+        whole = any(s.knobs["block_n"] == 256 and not s.knobs["stream_waves"] for s in found)
+        assert whole == offered, epilogue
+
+
+@pytest.mark.parametrize("out_dtype", ["bf16", "fp32"])
+def test_only_the_deepest_ring_and_the_best_parts_of_a_tile_are_offered(out_dtype: str) -> None:
+    workload = matmul_workload(2048, 1280, 8192, out_dtype=out_dtype)
+    found = members(workload)
+    shapes = {tuple(s.knobs[x] for x in ("block_m", "block_n", "stream_waves", "group_m")) for s in found}
+    assert len(shapes) == len(found)
+    for schedule in found:
+        deeper = [x for x in STAGES if x > int(schedule.knobs["num_stages"])]
+        for stages in deeper:
+            knobs = {**schedule.knobs, "num_stages": stages}
+            assert STREAM_K_WARP_SPECIALIZED.shared(problem_of(workload), knobs) > H100.shared_memory_bytes
+
+
+def test_clocks_are_those_of_the_head_of_the_file() -> None:
+    problem = problem_of(LARGE)
+    shape = {"block_m": 128, "block_n": 256, "stream_waves": 0}
+    assert clocks(problem, H100, shape) == 128 * 1024
+    # 80 tiles shared out by 132 multiprocessors
+    assert clocks(problem, H100, {**shape, "stream_waves": 1}) == pytest.approx(128 * 1024 * 80 / 132, rel=0.08)
+    # 25% more for 128 columns, 35% for 160, 42% for 144
+    for columns, more in ((128, 1.25), (160, 1.35), (144, 1.42)):
+        rounds = -(-16 * -(-1280 // columns) // 132)
+        found = clocks(problem, H100, {**shape, "block_n": columns})
+        assert found == pytest.approx(rounds * 128 * 128 * columns / 32 * more, rel=0.01), columns
+
+
+def test_schedules_that_should_be_slow_are_left_out() -> None:
+    space = STREAM_K_WARP_SPECIALIZED.space(matmul_workload(2048, 4672, 4544), H100)
+    knobs = {
+        "block_m": 128,
+        "block_k": 64,
+        "group_m": 8,
+        "num_warps": 8,
+        "split_k": 1,
+        "repack": 0,
+        "precision": "bf16",
+    }
+    wide = {**knobs, "block_n": 160, "num_stages": 5, "subtile": 2, "stream_waves": 0}
+    reasons = space.why_illegal(Schedule("stream_k_warp_specialized", FrozenMap(wide)))
+    assert any("times as long as the best" in reason for reason in reasons), reasons
 
 
 def test_memory_for_parts_counts_as_workspace() -> None:
@@ -112,3 +162,19 @@ def test_builds_without_spills_and_as_large_as_estimated(workload: Workload, kno
     assert triton_adapter.threads(compiled) == 12 * 32
     assert triton_adapter.registers_and_spills(compiled) == (168, 0)
     assert triton_adapter.shared_bytes(compiled) <= STREAM_K_WARP_SPECIALIZED.shared(problem_of(workload), chosen)
+
+
+@pytest.mark.parametrize("block_n", [192, 256])
+def test_a_long_epilogue_is_built_once_for_all_parts_of_a_piece(block_n: int) -> None:
+    workload = matmul_workload(729, 4304, 1152, "fp16", epilogue=("bias", "gelu"))
+    found = [s for s in members(workload) if s.knobs["block_n"] == block_n]
+    assert found
+    inputs, out = MATMUL.make_inputs(workload, 0, "meta"), MATMUL.empty_output(workload, "meta")
+    with triton_adapter.targeting(H100):
+        launch = MATMUL.plan(workload, found[0], inputs, out)[-1]
+        compiled = triton_adapter.compile_launch(launch)
+    # of each piece, by both warpgroups, 64 x 64 elements, 32 a thread
+    pieces_there = len([piece for piece in pieces(block_n) if piece])
+    assert compiled.asm["ptx"].count("ex2.approx.ftz.f32") == pieces_there * 2 * 32
+    assert compiled.asm["ptx"].count("rcp.approx.ftz.f32") == pieces_there * 2 * 32
+    assert triton_adapter.registers_and_spills(compiled) == (168, 0)

@@ -179,3 +179,28 @@ def test_a_model_that_never_saw_the_operator_tries_every_template_first(space: S
     assert {schedule.template for schedule in first[: len(templates)]} == templates
     measured_before = make_strategy("model", WORKLOAD, DEVICE, space, 0, OneTemplate())
     assert {schedule.template for schedule in measured_before.propose(len(templates))} == {favourite}
+
+
+def test_half_of_the_first_batch_is_of_templates_that_a_trained_model_never_saw(space: Space) -> None:
+    class Trained(HalfRightModel):
+        def __init__(self, *templates: str) -> None:
+            super().__init__()
+            self.metadata = {"templates": list(templates)}
+
+        def predict(self, workload: Workload, device: DeviceSpec, schedules: Sequence[Schedule]) -> Scores:
+            return np.array([1.0 if s.template == "pointer" else 1e-3 for s in schedules])
+
+    def first_batch(*templates: str, count: int = 8) -> list[str]:
+        strategy = make_strategy("model", WORKLOAD, DEVICE, space, 0, Trained(*templates))
+        return [schedule.template for schedule in strategy.propose(count)]
+
+    assert first_batch("pointer", "skinny") == ["pointer"] * 8, "it saw all"
+    assert first_batch() == ["pointer"] * 8, "an older model does not tell what it saw"
+    assert first_batch("pointer") == ["pointer", *["skinny"] * 4, *["pointer"] * 3]
+    assert first_batch("pointer", count=1) == ["pointer"]
+    strategy = make_strategy("model", WORKLOAD, DEVICE, space, 0, Trained("pointer"))
+    fresh = [s for s in strategy.propose(8) if s.template == "skinny"]
+    assert len({s.knobs["block_m"] for s in fresh}) > 1, "they are unlike each other"
+    for schedule in fresh:
+        strategy.observe(schedule, failure())
+    assert {s.template for s in strategy.propose(4)} != {"skinny"}, "only the first batch"

@@ -1,0 +1,125 @@
+"""What programs that share tiles out have to do with each other: who computes what, parts of tiles that one leaves and
+another fetches, and the way of a finished tile out (Hopper, for `stream_k_warp_specialized_kernel`)."""
+
+import triton.experimental.gluon as gluon
+import triton.experimental.gluon.language as gl
+
+from kernelwright.kernels.matmul.epilogue_kernel import operation_of, step_at, step_count, where_of
+from kernelwright.kernels.matmul.short_epilogue_kernel import short_finish
+from kernelwright.kernels.matmul.stream_k_kernel import share_start
+from kernelwright.kernels.matmul.warp_specialized_kernel import ws_halves, ws_store
+
+
+@gluon.jit
+def sk_share(M, N, k_steps, stream_tiles, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
+    """This program's work: (steps shared out, first and last + 1 of its own, their newest tile, tiles they touch, all
+    tiles it has to do with)."""
+    programs = gl.num_programs(0)
+    steps = stream_tiles * k_steps
+    begin = share_start(gl.program_id(0), steps, programs)
+    end = share_start(gl.program_id(0) + 1, steps, programs)
+    newest = (end - 1) // k_steps
+    shared = 0
+    if begin < end:
+        shared = newest - begin // k_steps + 1
+    whole = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) - stream_tiles - gl.program_id(0)
+    return steps, begin, end, newest, shared, shared + (whole + programs - 1) // programs
+
+
+@gluon.jit
+def sk_places(x, column, COLUMNS: gl.constexpr):
+    """Offsets in the workspace of a part's numbers x, columns `column` and on of COLUMNS: blocks of 8 x 8, of which
+    each thread of a warp holds two neighbours, lie one after the other."""
+    rows = gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))[:, None]
+    cols = column + gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))[None, :]
+    return ((rows // 8) * (COLUMNS // 8) + cols // 8) * 64 + (rows % 8) * 8 + cols % 8
+
+
+@gluon.jit
+def sk_wait(flags, first, program, which):
+    """Wait for the parts of programs first to program - 1, and take their flags down for the next launch; returns
+    `program`, by way of the flags, so that what needs it comes after the waiting."""
+    helper = first
+    while helper < program:
+        helper += gl.atomic_cas(flags + 2 * helper + which, 1, 0, sem="acquire")
+    return helper
+
+
+@gluon.jit
+def sk_prefetch_lines(places):
+    """Ask for lines of memory to be brought to the second-level cache."""
+    gl.inline_asm_elementwise(
+        "prefetch.global.L2 [$1]; mov.b32 $0, 0;", "=r,l", [places.to(gl.int64)], gl.int32, is_pure=False, pack=1
+    )
+
+
+@gluon.jit
+def sk_prefetch(
+    operands, row, col, M, N, ROWS: gl.constexpr, COLUMNS: gl.constexpr, LINE: gl.constexpr, STEPS: gl.constexpr
+):
+    """Ask for what the epilogue of the tile [ROWS, COLUMNS] at (row, col) will read, as long as products are made.
+    LINE: elements of 128 bytes."""
+    layout: gl.constexpr = gl.BlockedLayout([1, 1], [8, 4], [4, 1], [1, 0])
+    # one of each line suffices; what lies beyond the end is asked for at the end
+    rows = gl.minimum(row + gl.arange(0, ROWS, gl.SliceLayout(1, layout)), M - 1).to(gl.int64)[:, None]
+    lines = gl.arange(0, COLUMNS // LINE, gl.SliceLayout(0, layout)) * LINE
+    cols = gl.minimum(col + lines, N - 1).to(gl.int64)[None, :]
+    for i in gl.static_range(step_count(STEPS)):
+        if operation_of(step_at(STEPS, i)) != "":
+            if where_of(step_at(STEPS, i)) == "n":
+                sk_prefetch_lines(operands[i][0] + cols * operands[i][3])
+            elif where_of(step_at(STEPS, i)) == "m":
+                sk_prefetch_lines(operands[i][0] + rows * operands[i][2])
+            elif where_of(step_at(STEPS, i)) == "mn":
+                sk_prefetch_lines(operands[i][0] + rows * operands[i][2] + cols * operands[i][3])
+
+
+@gluon.jit
+def sk_finish_part(
+    x, c, c_ring, out, operands, parts, first, program, row, col, column, M, N, stride_cm, stride_cn,
+    SLOT: gl.constexpr, COLUMNS: gl.constexpr, STREAM: gl.constexpr, STORE: gl.constexpr, STEPS: gl.constexpr,
+):  # fmt: skip
+    """Add what programs first to program - 1 have left, run the epilogue and store: columns `column` and on of a piece
+    of COLUMNS columns."""
+    if STREAM:
+        places = sk_places(x, column, COLUMNS)
+        for helper in range(first, program):
+            x += gl.load(parts + helper * SLOT + places, cache_modifier=".cg")
+    rows = row + gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))
+    cols = col + column + gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))
+    x = short_finish(x, operands, 0, rows, cols, M, N, STEPS)
+    ws_store(x, c, c_ring, out, row, col + column, M, N, stride_cm, stride_cn, STORE)
+
+
+@gluon.jit
+def sk_finish(
+    x, count, c, c_ring, out, operands, parts, first, program, row, col, M, N, stride_cm, stride_cn,
+    SLOT: gl.constexpr, COLUMNS: gl.constexpr, PARTS: gl.constexpr, STREAM: gl.constexpr, STORE: gl.constexpr,
+    STEPS: gl.constexpr,
+):  # fmt: skip
+    """`sk_finish_part` for the first `count` of PARTS parts of a piece. They run through the same instructions, which
+    take longer to come from memory than to execute where a program has one tile."""
+    WIDTH: gl.constexpr = COLUMNS // PARTS
+    if PARTS == 1:
+        sk_finish_part(
+            x, c, c_ring, out, operands, parts, first, program, row, col, 0, M, N, stride_cm, stride_cn,
+            SLOT, COLUMNS, STREAM, STORE, STEPS,
+        )  # fmt: skip
+    elif PARTS == 2:
+        part, other = ws_halves(x)
+        for i in range(count):
+            sk_finish_part(
+                part, c, c_ring, out, operands, parts, first, program, row, col, i * WIDTH, M, N, stride_cm, stride_cn,
+                SLOT, COLUMNS, STREAM, STORE, STEPS,
+            )  # fmt: skip
+            part = other
+    else:
+        left, right = ws_halves(x)
+        part, second = ws_halves(left)
+        third, fourth = ws_halves(right)
+        for i in range(count):
+            sk_finish_part(
+                part, c, c_ring, out, operands, parts, first, program, row, col, i * WIDTH, M, N, stride_cm, stride_cn,
+                SLOT, COLUMNS, STREAM, STORE, STEPS,
+            )  # fmt: skip
+            part, second, third = second, third, fourth
