@@ -3,22 +3,30 @@ input is loaded once for all that it meets; NHWC, every direction, any GPU."""
 
 from __future__ import annotations
 
+import functools
 import math
 
+from kernelwright.kernels.conv2d.depthwise_time import Tile, expected_clocks, least_registers
 from kernelwright.kernels.conv2d.template import ConvTemplate, power_over
 from kernelwright.kernels.conv2d.workload import Problem
 from kernelwright.kernels.matmul.template import Knobs, multiplies, number, over
 from kernelwright.kernels.precision import own_precision
-from kernelwright.kernels.space import Constraint, Knob
+from kernelwright.kernels.space import Constraint, Knob, KnobSpace
 from kernelwright.types import DeviceSpec
 
-MOST_UNROLLED = 700
+MOST_TAPS = 128
+
+MOST_UNROLLED = 1400
 """Products of one thread and channel, all written out, beyond which the compiler takes too long."""
 
-MOST_PRODUCTS = 1500
+MOST_PRODUCTS = 2800
 """The same for all channels of a thread."""
 
-MOST_REGISTERS = 200
+MOST_REGISTERS = 190
+
+SLOWEST = 1.25
+"""How many times the least expected time a schedule may be expected to take: of so many schedules that differ little,
+only those near the best are worth a compiler's seconds."""
 
 SIDES = (1, 2, 4, 7, 8, 14)
 """Rows and columns of a thread's tile: those that divide common images, such as 7 and 14, among them."""
@@ -30,8 +38,8 @@ def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) ->
         Knob("rows", _sides(problem, 0)),
         Knob("tile", _sides(problem, 1)),
         Knob("block_v", (1, 2, 4, 8), "log2"),
-        Knob("block_c", (16, 32, 64, 128, 256), "log2"),
-        Knob("parts", (1, 16, 64, 128, 256, 512) if problem.result == "w" else (1,), "log2"),
+        Knob("block_c", (16, 32, 64, 128), "log2"),
+        Knob("parts", (1, 4, 8, 16, 32, 64, 128, 256, 512) if problem.result == "w" else (1,), "log2"),
         Knob("num_warps", (1, 2, 4), "log2"),
         Knob("precision", tuple(p for p in precisions if p == own), "category"),
     ]
@@ -51,20 +59,12 @@ def _channels(problem: Problem) -> int:
     return problem.k if problem.result == "w" else problem.shapes[problem.result][1]
 
 
-def _columns(problem: Problem, tile: int) -> int:
-    """Columns of the source that a tile meets."""
-    reach = (problem.s - 1) * problem.dilation[1]
-    if problem.scatters:
-        return (tile + reach) // problem.stride[1] + 1
-    return (tile - 1) * problem.stride[1] + reach + 1
-
-
 def _shared(problem: Problem, knobs: Knobs) -> int:
     # the blocks of a weight's sums meet in shared memory
     return 8 * number(knobs, "num_warps") * number(knobs, "block_c")
 
 
-def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
+def _legal(problem: Problem, device: DeviceSpec) -> list[Constraint]:
     size = _walked(problem)
 
     def kind(knobs: Knobs) -> str | None:
@@ -72,6 +72,8 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
             return f"computes each channel by itself: groups must be C, {problem.c}, got {problem.groups}"
         if problem.c != problem.k and problem.scatters:
             return "adds up no channels: the result must have as many as the operand"
+        if problem.r * problem.s > MOST_TAPS:
+            return f"writes out all taps, at most {MOST_TAPS}, got {problem.r * problem.s}"
         image = problem.operands[0]
         if problem.layouts[image].strides[1] != 1:
             return f"needs {image} with neighbouring channels in memory"
@@ -94,12 +96,8 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         each = number(knobs, "block_v") * number(knobs, "block_c") / (32 * number(knobs, "num_warps"))
         if each < 1:
             return "there are more threads than elements"
-        if each > 2 and problem.result != "w":
-            return f"{each:g} weights of a thread would pass through shared memory"
-        rows, tile = number(knobs, "rows"), number(knobs, "tile")
-        beside = problem.r * problem.s if problem.result == "w" else problem.s
-        words = rows * tile + _columns(problem, tile) + beside
-        return over(each, 4, "channels of a thread") or over(each * words, MOST_REGISTERS, "registers of a thread")
+        words = least_registers(problem, number(knobs, "rows"), number(knobs, "tile"), each)
+        return over(each, 4, "channels of a thread") or over(words, MOST_REGISTERS, "registers of a thread")
 
     return [
         Constraint("kind", kind),
@@ -108,6 +106,20 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         Constraint("registers", registers),
         *_work_constraints(problem, device),
     ]
+
+
+def _clocks(problem: Problem, device: DeviceSpec, knobs: Knobs) -> float:
+    """Clocks that a schedule is expected to take."""
+    names = ("rows", "tile", "block_v", "block_c", "parts", "num_warps")
+    return expected_clocks(problem, device, Tile(*(number(knobs, name) for name in names)))
+
+
+@functools.lru_cache(maxsize=256)
+def _least(problem: Problem, device: DeviceSpec) -> float:
+    """Least clocks that any schedule within the other constraints is expected to take."""
+    own = own_precision(*(problem.dtypes[name] for name in problem.operands))
+    space = KnobSpace("depthwise_tile", _knobs(problem, device, (own,)), _legal(problem, device))
+    return min((_clocks(problem, device, schedule.knobs) for schedule in space), default=0.0)
 
 
 def _work_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
@@ -137,13 +149,6 @@ def _work_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         many = channels * count > 16 * device.multiprocessors
         return f"{channels * count} programs fill the device with fewer parts" if many else None
 
-    def fill(knobs: Knobs) -> str | None:
-        channels, pixels = blocks(knobs)
-        warps = channels * (number(knobs, "parts") if problem.result == "w" else pixels) * number(knobs, "num_warps")
-        work = problem.n * math.prod(size) * _channels(problem)
-        idle = warps < device.multiprocessors and work > 2**16 * device.multiprocessors
-        return f"{warps} warps leave most of {device.multiprocessors} multiprocessors idle" if idle else None
-
     def workspace(knobs: Knobs) -> str | None:
         if problem.workspace_bytes is None:
             return None
@@ -155,9 +160,17 @@ def _work_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
     return [
         Constraint("code", code),
         Constraint("parts", parts),
-        Constraint("fill", fill),
         Constraint("workspace", workspace),
     ]
+
+
+def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
+    def time(knobs: Knobs) -> str | None:
+        needed, least = _clocks(problem, device, knobs), _least(problem, device)
+        slow = needed > SLOWEST * least
+        return f"about {needed:.0f} clocks, where {least:.0f} would do" if slow else None
+
+    return [*_legal(problem, device), Constraint("time", time)]
 
 
 DEPTHWISE_TILE = ConvTemplate(

@@ -58,6 +58,9 @@ TEMPLATES: dict[str, ConvTemplate] = {
 PORTABLE = ("implicit_gemm", "implicit_gemm_input_gradient", "implicit_gemm_weight_gradient")
 """Templates that run on every GPU; for each direction there is one."""
 
+DEPTHWISE_ONLY = ("depthwise_tile", "depthwise")
+"""Templates for channels that go by themselves, the better first: products of matrices take 10 times as long there."""
+
 MIDDLING = {
     "block_m": 64,
     "block_n": 64,
@@ -107,12 +110,18 @@ class Conv2dOperator:
         return allowed(first, second, p.dtypes[p.result], workload.error_budget)
 
     def space(self, workload: Workload, device: DeviceSpec) -> UnionSpace:
-        """Every legal schedule of every template."""
-        return UnionSpace([template.space(workload, device) for template in self.templates.values()])
+        """Every legal schedule of every template; where each channel goes by itself, of the best template for that."""
+        return UnionSpace([template.space(workload, device) for template in self._offered(workload, device)])
+
+    def _offered(self, workload: Workload, device: DeviceSpec) -> list[ConvTemplate]:
+        direct = (self.templates[name] for name in DEPTHWISE_ONLY)
+        best = next((t for t in direct if problem_of(workload).depthwise and t.space(workload, device).members), None)
+        return list(self.templates.values()) if best is None else [best]
 
     def default_schedule(self, workload: Workload, device: DeviceSpec) -> Schedule:
         """A middling schedule of the portable template of the workload's direction."""
-        spaces = (self.templates[name].space(workload, device).members for name in PORTABLE)
+        offered = [template for template in self._offered(workload, device) if template.name in PORTABLE]
+        spaces = (template.space(workload, device).members for template in offered)
         members = next((found for found in spaces if found), None) or self.space(workload, device).members
         if not members:
             raise NoWorkingSchedule(f"no schedule of any template is legal for {workload} on {device.name}")

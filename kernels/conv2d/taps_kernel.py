@@ -74,20 +74,21 @@ def conv2d_pack_taps(
 @triton.jit
 def conv2d_sum_tap_parts(
     partial_ptr, dw_ptr, CHANNELS, S, PARTS, stride_part, stride_co, stride_ci, stride_r, stride_s,
-    MULT: tl.constexpr, BLOCK_C: tl.constexpr,
+    MULT: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_P: tl.constexpr,
 ):  # fmt: skip
-    """dw[channel // MULT, channel % MULT, r, s] = sum over parts of partial[part, tap, channel], in order."""
+    """dw[channel // MULT, channel % MULT, r, s] = sum over parts of partial[part, tap, channel], in a fixed order."""
     channels = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)
     tap = tl.program_id(1)
     inside = channels < CHANNELS
-    acc = tl.zeros((BLOCK_C,), tl.float32)
+    acc = tl.zeros((BLOCK_P, BLOCK_C), tl.float32)
     places = partial_ptr + tap.to(tl.int64) * CHANNELS + channels
-    for _ in range(PARTS):
-        acc += tl.load(places, mask=inside, other=0.0)
-        places += stride_part
+    for first in range(0, PARTS, BLOCK_P):
+        part = first + tl.arange(0, BLOCK_P)[:, None]
+        there = (part < PARTS) & inside[None, :]
+        acc += tl.load(places[None, :] + part.to(tl.int64) * stride_part, mask=there, other=0.0)
     wide = channels.to(tl.int64)
     target = dw_ptr + wide // MULT * stride_co + wide % MULT * stride_ci + tap // S * stride_r + tap % S * stride_s
-    tl.store(target, acc.to(dw_ptr.dtype.element_ty), mask=inside)
+    tl.store(target, tl.sum(acc, axis=0).to(dw_ptr.dtype.element_ty), mask=inside)
 
 
 def pack_taps_launch(weight):
@@ -103,7 +104,7 @@ def pack_taps_launch(weight):
 def sum_tap_parts_launch(partial, dw):
     """The launch that sums partial [parts, R * S, channels] into dw [C, multiplier, R, S]."""
     parts, taps, channels = partial.shape
-    block = min(256, max(32, triton.next_power_of_2(channels)))
+    block, together = 32, min(64, triton.next_power_of_2(parts))
     grid = (triton.cdiv(channels, block), taps)
-    args = (partial, dw, channels, dw.shape[3], parts, partial.stride(0), *dw.stride(), dw.shape[1], block)
-    return conv2d_sum_tap_parts, grid, args, {"num_warps": block // 32 if block < 128 else 4}
+    args = (partial, dw, channels, dw.shape[3], parts, partial.stride(0), *dw.stride(), dw.shape[1], block, together)
+    return conv2d_sum_tap_parts, grid, args, {"num_warps": 4}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
 import pytest
 
+from kernelwright.kernels.conv2d import depthwise_tile
 from kernelwright.kernels.conv2d.depthwise_tile import DEPTHWISE_TILE
 from kernelwright.kernels.conv2d.operator import CONV2D
 from kernelwright.kernels.conv2d.workload import conv2d_workload
@@ -24,6 +26,12 @@ CASES: list[dict[str, Any]] = [
     {"image": (1, 2, 12, 13), "k": 2, "kernel": 3, "stride": (3, 2), "padding": (2, 4), "dilation": (2, 3)},
     {"image": (2, 4, 1, 23), "k": 4, "kernel": (1, 7), "padding": (0, 3)},
 ]
+
+
+@pytest.fixture(autouse=True)
+def every_schedule(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that should be slow, too: they must be right all the same."""
+    monkeypatch.setattr(depthwise_tile, "SLOWEST", math.inf)
 
 
 def size_of(schedule: Schedule) -> int:

@@ -28,7 +28,7 @@ CASES: dict[str, tuple[Workload, dict[str, Scalar]]] = {
     "implicit_gemm_warp_specialized": (DENSE, {"mode": "cooperative", "block_m": 128, "block_n": 256, "num_stages": 3}),
     "implicit_gemm_parts": (EXACT, {"precision": "bf16x6", "block_m": 128, "block_n": 128, "num_stages": 4}),
     "depthwise": (DEPTHWISE, {"tile": 8, "block_v": 8, "block_c": 64, "num_warps": 4, "unroll": 0, "pack": 1}),
-    "depthwise_tile": (DEPTHWISE, {"rows": 1, "tile": 7, "block_v": 4, "block_c": 32, "num_warps": 4}),
+    "depthwise_tile": (DEPTHWISE, {"rows": 4, "tile": 7, "block_v": 1, "block_c": 64, "num_warps": 1}),
     "grouped_direct": (GROUPED, {"block_m": 128, "span": 8, "num_warps": 8, "num_stages": 3}),
     "stem": (FIRST, {"block_m": 128, "block_n": 64, "num_warps": 8, "reduction": "runs", "unroll": 0}),
 }
@@ -58,6 +58,22 @@ def test_good_schedules_build_without_spills(pool: BuildPool, template: str) -> 
     code = " ".join(str(text) for name, text in report.artifact.items() if name.endswith(".ptx"))
     assert ("wgmma.mma_async" in code) == (not template.startswith("depthwise"))
     assert ("cp.async.bulk.tensor" in code) == template.startswith("implicit_gemm_")
+
+
+@pytest.mark.parametrize("direction", ["forward", "input_gradient", "weight_gradient"])
+def test_tiles_of_channels_by_themselves_leave_the_compiler_no_choice(pool: BuildPool, direction: str) -> None:
+    """It takes minutes to choose a layout for each of hundreds of loads, and to move numbers between layouts."""
+    sizes: dict[str, Any] = {"stride": 2, "padding": 1, "groups": 240, "direction": direction}
+    workload = conv2d_workload((32, 240, 28, 28), 240, 3, **sizes)
+    schedule = member("depthwise_tile", workload, {"rows": 2, "tile": 2 if direction == "input_gradient" else 7})
+    report = pool.build(workload, schedule, H100, keep_artifact=True)
+    assert report.spills == 0
+    text = next(str(text) for name, text in report.artifact.items() if name.endswith("_threads.ttgir"))
+    assert text.count("tt.load") > 10 and "ttg.convert_layout" not in text
+    # neighbouring channels of a thread are loaded at once
+    code = next(str(text) for name, text in report.artifact.items() if name.endswith("_threads.ptx"))
+    each = int(schedule.knobs["block_v"]) * int(schedule.knobs["block_c"]) // (32 * int(schedule.knobs["num_warps"]))
+    assert f"ld.global{'.v2' if each == 4 else ''}.b{16 * min(each, 2)}" in code
 
 
 def test_classes_of_a_strided_gradient_build_by_specialised_warps(pool: BuildPool) -> None:
@@ -107,6 +123,18 @@ def test_portable_templates_build_elsewhere(pool: BuildPool, device: str) -> Non
         workload, wanted = CASES[template]
         report = pool.build(workload, member(template, workload, wanted, target), target)
         assert report.registers > 0
+
+
+@pytest.mark.parametrize("direction", ["forward", "input_gradient", "weight_gradient"])
+@pytest.mark.parametrize(("taps", "layout", "best"), [(7, "nhwc", "_tile"), (7, "nchw", ""), (31, "nhwc", "")])
+def test_channels_by_themselves_are_never_multiplied_as_matrices(
+    direction: str, taps: int, layout: str, best: str
+) -> None:
+    sizes: dict[str, Any] = {"padding": taps // 2, "groups": 64, "direction": direction}
+    workload = conv2d_workload((8, 64, 56, 56), 64, taps, "bf16", layout, **sizes)
+    space = CONV2D.space(workload, H100)
+    assert {schedule.template for schedule in space} == {f"depthwise{best}"}
+    assert CONV2D.default_schedule(workload, H100) in set(space)
 
 
 def test_spaces_of_several_templates_make_the_operators() -> None:
