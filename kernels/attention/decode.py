@@ -116,13 +116,6 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         share = _keys(problem) / split
         return f"a part has {share:g} keys, fewer than a block" if share < number(knobs, "block_n") else None
 
-    def idle(knobs: Knobs) -> str | None:
-        split, programs = number(knobs, "split_kv"), _programs(problem, knobs)
-        share = _keys(problem) / split
-        if programs * split >= 0.9 * device.multiprocessors or share < LONG_PART:
-            return None
-        return f"{programs * split} programs of {share:g} keys leave multiprocessors idle for long"
-
     return [
         forward_only(problem),
         multiplies(problem, device),
@@ -130,7 +123,7 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         Constraint("rows", block_rows),
         Constraint("registers", registers),
         Constraint("parts", parts),
-        Constraint("idle", idle),
+        _filled(problem, device),
         _steps(problem),
         _pointers(problem),
         _in_flight(problem, device),
@@ -152,6 +145,19 @@ def _steps(problem: Problem) -> Constraint:
         return f"{stages} stages for {steps} blocks of keys" if stages > max(steps, 2) else None
 
     return Constraint("pipeline", check)
+
+
+def _filled(problem: Problem, device: DeviceSpec) -> Constraint:
+    """Long parts must be enough for every multiprocessor."""
+
+    def check(knobs: Knobs) -> str | None:
+        split = number(knobs, "split_kv")
+        programs, share = _programs(problem, knobs) * split, _keys(problem) / split
+        if programs >= 0.9 * device.multiprocessors or share < LONG_PART:
+            return None
+        return f"{programs} programs of {share:g} keys leave multiprocessors idle for long"
+
+    return Constraint("idle", check)
 
 
 def _pointers(problem: Problem) -> Constraint:
