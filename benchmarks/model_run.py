@@ -19,6 +19,9 @@ from kernelwright.compiler.collect import load_model
 from kernelwright.compiler.report import Report
 from kernelwright.search.timing import Effort, Timer, median, paired_ratio
 
+DEVICE_TYPE = "cuda" if torch.cuda.is_available() else "meta"
+"""Where models lie."""
+
 FOLDER = Path(__file__).resolve().parent / "models"
 
 MAX_AUTOTUNE = "max-autotune-no-cudagraphs"

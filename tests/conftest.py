@@ -35,7 +35,10 @@ def pytest_collection_finish() -> None:
     unwritten then gives NaN rather than what lay in memory."""
     if "torch" in sys.modules:
         import torch
+        from torch.utils._device import _device_constructors
 
+        # `with torch.device(..)` goes by the functions that it finds at its first use; the wrappers are none of them
+        _device_constructors()
         for name in ("empty", "empty_like", "empty_strided"):
             setattr(torch, name, _poisoned(getattr(torch, name)))
 

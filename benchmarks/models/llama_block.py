@@ -1,6 +1,6 @@
 """Four layers of a Llama-like decoder (the sizes of the 8B model) in plain torch: RMSNorm, rotary positions, grouped
 queries, SwiGLU. `model` and `inputs` are a prefill of 2048 tokens; `llama_block.py:decode` is one token of each of 16
-sequences behind 2047 cached ones.
+sequences behind 2047 cached ones. `llama_block.py:training` is a training step on the tokens of the prefill.
 
 Weights are random. Without a GPU the model lies on the meta device, where it can be explained but not run.
 """
@@ -8,15 +8,13 @@ Weights are random. Without a GPU the model lies on the meta device, where it ca
 from __future__ import annotations
 
 import torch
+from model_parts import DEVICE, PLACE, Fitted, Made, evaluated, random, when_asked
 from torch import Tensor, nn
 from torch.nn import functional
 
 LAYERS, WIDTH, HEADS, KV_HEADS, HEAD, HIDDEN = 4, 4096, 32, 8, 128, 14336
 TOKENS, SEQUENCES = 2048, 16
 THETA = 500_000.0
-DEVICE = "cuda" if torch.cuda.is_available() else "meta"
-DTYPE = torch.bfloat16
-PLACE = {"device": DEVICE, "dtype": DTYPE}
 
 
 class RMSNorm(nn.Module):
@@ -97,27 +95,24 @@ class Llama(nn.Module):
 
 def _built(first: int, tokens: int) -> Llama:
     torch.manual_seed(0)
-    return Llama(first, tokens).eval().requires_grad_(False)
+    return evaluated(Llama(first, tokens))
 
 
-def _random(*sizes: int) -> Tensor:
-    return torch.randn(*sizes, **PLACE)
-
-
-def decode() -> tuple[Llama, tuple[Tensor, ...]]:
+def decode() -> Made:
     """One token of each of SEQUENCES sequences behind TOKENS - 1 cached ones."""
-    caches = (_random(SEQUENCES, KV_HEADS, TOKENS - 1, HEAD) for _ in range(2 * LAYERS))
-    return _built(TOKENS - 1, 1), (_random(SEQUENCES, 1, WIDTH), *caches)
+    caches = (random(SEQUENCES, KV_HEADS, TOKENS - 1, HEAD) for _ in range(2 * LAYERS))
+    return _built(TOKENS - 1, 1), (random(SEQUENCES, 1, WIDTH), *caches)
 
 
-def prefill() -> tuple[Llama, tuple[Tensor, ...]]:
+def prefill() -> Made:
     """TOKENS tokens of one sequence."""
-    return _built(0, TOKENS), (_random(1, TOKENS, WIDTH),)
+    return _built(0, TOKENS), (random(1, TOKENS, WIDTH),)
 
 
-def __getattr__(name: str) -> object:
-    # built when it is asked for, so that naming another function of this file builds nothing twice
-    if name in ("model", "inputs"):
-        globals()["model"], globals()["inputs"] = prefill()
-        return globals()[name]
-    raise AttributeError(name)
+def training() -> Made:
+    """The same tokens, and the loss against random vectors."""
+    torch.manual_seed(0)
+    return Fitted(Llama()).train(), (random(1, TOKENS, WIDTH), random(1, TOKENS, WIDTH))
+
+
+__getattr__ = when_asked(globals(), prefill)

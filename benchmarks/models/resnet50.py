@@ -1,12 +1,13 @@
 """ResNet-50 in plain torch, evaluated: 32 images of 224 x 224, channels last, bf16. Weights and statistics are random.
 
-Without a GPU the model lies on the meta device, where it can be explained but not run. `resnet50.py:training` is the
-same in training, where batch norms use the batch's own statistics.
+Without a GPU the model lies on the meta device, where it can be explained but not run. `resnet50.py:training` is a
+training step, where batch norms use the batch's own statistics.
 """
 
 from __future__ import annotations
 
 import torch
+from model_parts import PLACE, Classified, Made, evaluated, images, labels, when_asked
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -15,9 +16,6 @@ STAGES = ((64, 3, 1), (128, 4, 2), (256, 6, 2), (512, 3, 2))
 
 EXPANSION = 4
 IMAGES, SIDE, CLASSES = 32, 224, 1000
-DEVICE = "cuda" if torch.cuda.is_available() else "meta"
-DTYPE = torch.bfloat16
-PLACE = {"device": DEVICE, "dtype": DTYPE}
 
 
 def _convolution(channels_in: int, channels_out: int, size: int, stride: int = 1) -> nn.Sequential:
@@ -77,24 +75,14 @@ def _built() -> ResNet50:
     return built.to(memory_format=torch.channels_last)
 
 
-def _images() -> Tensor:
-    x = torch.randn(IMAGES, 3, SIDE, SIDE, **PLACE)
-    return x.contiguous(memory_format=torch.channels_last)
+def training() -> Made:
+    """The loss, with the batch's own statistics in batch norms."""
+    return Classified(_built()).train(), (images(IMAGES, SIDE), labels(IMAGES, CLASSES))
 
 
-def training() -> tuple[ResNet50, tuple[Tensor, ...]]:
-    """A model that takes gradients, and a batch."""
-    return _built().train(), (_images(),)
+def inference() -> Made:
+    """Scores of classes."""
+    return evaluated(_built()), (images(IMAGES, SIDE),)
 
 
-def inference() -> tuple[ResNet50, tuple[Tensor, ...]]:
-    """A model that takes none, and a batch."""
-    return _built().eval().requires_grad_(False), (_images(),)
-
-
-def __getattr__(name: str) -> object:
-    # built when it is asked for, so that naming another function of this file builds nothing twice
-    if name in ("model", "inputs"):
-        globals()["model"], globals()["inputs"] = inference()
-        return globals()[name]
-    raise AttributeError(name)
+__getattr__ = when_asked(globals(), inference)

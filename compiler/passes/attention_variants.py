@@ -57,8 +57,8 @@ class Backward:
 
 def read(node: Node) -> Forward | Backward | None:
     """A node with one of the targets, taken apart; None where it drops out or holds what is not a tensor."""
-    found = _named(node)
-    if found is None or found["dropout_p"] != 0.0:
+    found = arguments_of(node)
+    if found["dropout_p"] != 0.0:
         return None
     mask = found.get("attn_bias", found.get("attn_mask"))
     tensors = [found[name] for name in ("query", "key", "value")]
@@ -72,11 +72,30 @@ def read(node: Node) -> Forward | Backward | None:
     if node.target not in BACKWARD:
         return forward
     d_out = found.get("grad_out", found.get("grad_out_"))
-    assert isinstance(d_out, Node)
+    if not isinstance(d_out, Node):
+        return None
     return Backward(forward, found["out"], found["logsumexp"], d_out)
 
 
-def _named(node: Node) -> dict[str, Any] | None:
+def mask_of(node: Node) -> Node | None:
+    """The mask of a node with one of the targets."""
+    named = arguments_of(node)
+    mask = named.get("attn_bias", named.get("attn_mask"))
+    return mask if _is_there(mask) else None
+
+
+def without_mask(node: Node, causal: bool) -> None:
+    """Take the mask of a node away, and hide what comes behind a query if `causal`."""
+    for place, argument in enumerate(node.target._schema.arguments):  # type: ignore[union-attr]
+        if argument.name in ("attn_bias", "attn_mask", "is_causal"):
+            value = causal if argument.name == "is_causal" else None
+            if place < len(node.args):
+                node.update_arg(place, value)
+            else:
+                node.update_kwarg(argument.name, value)
+
+
+def arguments_of(node: Node) -> dict[str, Any]:
     """All arguments by name, defaults filled in."""
     schema = node.target._schema  # type: ignore[union-attr]
     given = dict(zip((argument.name for argument in schema.arguments), node.args, strict=False)) | dict(node.kwargs)

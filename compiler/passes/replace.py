@@ -22,6 +22,7 @@ from kernelwright.compiler.operands import is_static
 from kernelwright.compiler.passes import dynamic_rows
 from kernelwright.compiler.passes.attention import Attentions
 from kernelwright.compiler.passes.candidate import Candidate, Finder, value_of
+from kernelwright.compiler.passes.constant_mask import simplify_masks
 from kernelwright.compiler.passes.convolution import Convolutions
 from kernelwright.compiler.passes.products import Products
 from kernelwright.compiler.passes.rival import rival_us
@@ -66,6 +67,7 @@ class Replace(CustomGraphPass):
     def __call__(self, graph: Graph) -> None:
         """Replace what is faster; an error of ours leaves the rest of the graph as it is, and is logged."""
         try:
+            simplify_masks(graph, self._devices)
             self._prepare(graph)
             for finder in FINDERS:
                 for node in found_by(finder, graph):

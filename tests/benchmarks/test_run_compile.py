@@ -105,13 +105,6 @@ def test_row_is_told_in_words() -> None:
     assert "1 of 2 replaced" in text and "5.0 us predicted, 4.0 us measured" in text
 
 
-@pytest.mark.parametrize("name", ["llama_block", "llama_block:decode", "resnet50", "resnet50:training"])
-def test_models_are_there(name: str) -> None:
-    model, inputs = load_model(model_run.target_of(name))
-    assert isinstance(model, torch.nn.Module) and all(tensor.dtype == torch.bfloat16 for tensor in inputs)
-    assert model.training is name.endswith("training")
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would run the whole model")
 def test_workloads_of_the_llama_like_model() -> None:
     found, left_out = collect_workloads(*load_model(model_run.target_of("llama_block")))

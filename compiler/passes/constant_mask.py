@@ -1,0 +1,111 @@
+"""Masks of attention that a graph computes from constants alone, as models of transformers do: one that hides nothing
+is taken away, and one that hides exactly what comes behind each query becomes the operator's own causal flag.
+
+So both torch's kernel and ours skip what is hidden, and nobody writes or reads a mask. What is computed stays the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+from torch.utils._python_dispatch import _disable_current_modes
+
+from kernelwright.compiler.passes import attention_variants as variants
+from kernelwright.compiler.passes.candidate import is_known, value_of
+
+MOST_STEPS = 200
+"""Steps that a mask is computed in at most, to be looked at."""
+
+MOST_ELEMENTS = 2**26
+"""Elements that any of these steps has at most."""
+
+
+def simplify_masks(graph: Graph, devices: Collection[str]) -> None:
+    """Do this to every attention on a device of these types."""
+    known: dict[Node, bool | None] = {}
+    for node in [node for node in graph.nodes if node.target in (*variants.FORWARD, *variants.BACKWARD)]:
+        mask = variants.mask_of(node)
+        if mask is None or not is_known(mask) or value_of(mask).device.type not in devices:
+            continue
+        if mask not in known:
+            known[mask] = _causal(mask)
+        causal = known[mask]
+        if causal is not None and not _reads_own_flag(node):
+            variants.without_mask(node, causal)
+
+
+def _reads_own_flag(node: Node) -> bool:
+    """Whether a node with a mask hides something besides; or a gradient of the mask is wanted."""
+    found = variants.arguments_of(node)
+    return bool(found["is_causal"]) or found.get("grad_input_mask", [False])[-1]
+
+
+def _causal(mask: Node) -> bool | None:
+    """True for a constant mask that hides what comes behind each query, False for one that hides nothing, None else."""
+    steps = _constant_steps(mask)
+    if steps is None:
+        return None
+    try:
+        with _disable_current_modes(), torch.no_grad():
+            return _judged(_evaluated(steps))
+    except (RuntimeError, TypeError, NotImplementedError):
+        return None
+
+
+def _judged(mask: torch.Tensor) -> bool | None:
+    if mask.dtype is torch.bool:
+        seen = mask
+    else:
+        seen, hidden = mask == 0, mask <= torch.finfo(mask.dtype).min
+        if not bool((seen | hidden).all()):
+            return None
+    if bool(seen.all()):
+        return False
+    rows, columns = seen.shape[-2:]
+    if rows != columns:
+        return None
+    return True if bool((seen == torch.ones(rows, columns, dtype=torch.bool).tril()).all()) else None
+
+
+def _constant_steps(mask: Node) -> list[Node] | None:
+    """The steps that a mask is computed in, in the graph's order; None where it depends on more than constants."""
+    found, waiting = {mask}, [mask]
+    while waiting:
+        node = waiting.pop()
+        if len(found) > MOST_STEPS or not _is_plain(node):
+            return None
+        for before in node.all_input_nodes:
+            if before not in found:
+                found.add(before)
+                waiting.append(before)
+    return sorted(found)
+
+
+def _is_plain(node: Node) -> bool:
+    """Whether a step gives the same each time, and is small enough to be tried."""
+    if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload) or not is_known(node):
+        return False
+    sizes = value_of(node).shape
+    if not all(isinstance(size, int) for size in sizes) or sizes.numel() > MOST_ELEMENTS:
+        return False
+    tags, schema = node.target.tags, node.target._schema
+    return torch.Tag.nondeterministic_seeded not in tags and not schema.is_mutable and not _is_empty(node)
+
+
+def _is_empty(node: Node) -> bool:
+    """Whether a step leaves its numbers open."""
+    return "empty" in str(node.target)
+
+
+def _evaluated(steps: list[Node]) -> torch.Tensor:
+    values: dict[Node, Any] = {}
+    for node in steps:
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
+        if "device" in kwargs:
+            kwargs = {**kwargs, "device": torch.device("cpu")}
+        values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+    result: torch.Tensor = values[steps[-1]]
+    return result
