@@ -21,6 +21,9 @@ from kernelwright.types import DeviceSpec, Schedule, Workload
 
 BUILD_TIMEOUT_S = 60.0
 MOST_THREADS = 1024
+STARTING = 4
+"""Compilers that start at the same time."""
+
 TENSOR_MEMORY_COLUMNS = 512
 
 Planner = Callable[[Workload, Schedule], list[Launch]]
@@ -69,8 +72,8 @@ def build(workload: Workload, schedule: Schedule, device: DeviceSpec) -> BuildRe
 class BuildPool:
     """Child processes that compile in parallel. A child that dies or takes too long is replaced.
 
-    All of them start at once, in the background: importing torch and triton takes each some seconds, which the first
-    schedules would wait for again and again.
+    They start in the background, a few at a time: importing torch and triton takes each some seconds, many times that
+    when all do it at once.
 
     workers: how many. timeout_s: the most that one schedule may take. planner: for tests; what makes the launches.
     """
@@ -88,8 +91,9 @@ class BuildPool:
         # the one that was used last comes first: it is sure to be up
         self._idle: queue.LifoQueue[ChildProcess] = queue.LifoQueue()
         self._threads = ThreadPoolExecutor(workers, "kernelwright-build")
+        self._starters = ThreadPoolExecutor(min(workers, STARTING), "kernelwright-start")
         for child in self._children:
-            self._threads.submit(self._begin, child)
+            self._starters.submit(self._begin, child)
 
     def build(
         self, workload: Workload, schedule: Schedule, device: DeviceSpec, *, keep_artifact: bool = False
@@ -128,8 +132,12 @@ class BuildPool:
     def close(self) -> None:
         """Drop what is waiting and end the children; closing twice is harmless."""
         self._threads.shutdown(wait=False, cancel_futures=True)
+        self._starters.shutdown(wait=False, cancel_futures=True)
         for child in self._children:
             child.abandon()
+            # whoever waits for a child that was not started gets one that refuses
+            self._idle.put(child)
+        self._starters.shutdown(wait=True)
         self._threads.shutdown(wait=True)
         for child in self._children:
             child.close()

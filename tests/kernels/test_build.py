@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import CancelledError
 from pathlib import Path
 
 import pytest
@@ -60,6 +63,22 @@ def test_all_compilers_start_before_there_is_work() -> None:
         assert all(child.pid is not None for child in pool._children)
         loaded = [Path(f"/proc/{child.pid}/maps").read_text() for child in pool._children]
     assert all("libtriton" in maps and "libtorch" in maps for maps in loaded)
+
+
+def test_a_pool_that_is_closed_while_compilers_start_keeps_nobody_waiting() -> None:
+    pool = BuildPool(6)
+    results = pool.build_all(ANY_WORKLOAD, [fault("none")] * 12, H100)
+
+    def ask() -> None:
+        with contextlib.suppress(CancelledError):
+            list(results)
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    begin = time.monotonic()
+    pool.close()
+    asking.join(10.0)
+    assert not asking.is_alive() and time.monotonic() - begin < 10.0
 
 
 def test_a_compiler_that_cannot_start_fails_the_build_and_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
