@@ -67,18 +67,21 @@ def test_all_compilers_start_before_there_is_work() -> None:
 
 def test_a_pool_that_is_closed_while_compilers_start_keeps_nobody_waiting() -> None:
     pool = BuildPool(6)
-    results = pool.build_all(ANY_WORKLOAD, [fault("none")] * 12, H100)
 
     def ask() -> None:
-        with contextlib.suppress(CancelledError):
-            list(results)
+        with contextlib.suppress(CancelledError, BuildFailed):
+            pool.build(ANY_WORKLOAD, fault("none"), H100)
 
-    asking = threading.Thread(target=ask, daemon=True)
-    asking.start()
+    asking = [threading.Thread(target=ask, daemon=True) for _ in range(12)]
+    for thread in asking:
+        thread.start()
+    while pool._threads._work_queue.qsize() < 6:
+        time.sleep(0.01)
     begin = time.monotonic()
     pool.close()
-    asking.join(10.0)
-    assert not asking.is_alive() and time.monotonic() - begin < 10.0
+    for thread in asking:
+        thread.join(10.0)
+    assert not any(thread.is_alive() for thread in asking) and time.monotonic() - begin < 10.0
 
 
 def test_a_compiler_that_cannot_start_fails_the_build_and_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
