@@ -1,4 +1,5 @@
-"""A model of benchmarks/models compiled by the backend and by Inductor's modes, timed in turns inside CUDA graphs."""
+"""A model of benchmarks/models compiled by the backend and by Inductor's modes, timed in turns inside CUDA graphs; its
+inference, or a step of training (NAME:training)."""
 
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from model_step import Step, errors
 from torch._inductor import utils as inductor_utils
 
 from kernelwright.compiler.collect import load_model
@@ -42,7 +44,7 @@ class Contender:
     options: dict[str, Any]
     run: Callable[[], Any] | None = None
     compile_s: float | None = None
-    error: float | None = None
+    errors: Mapping[str, float] = dataclasses.field(default_factory=dict)
     peak_gb: float | None = None
     failure: str = ""
 
@@ -96,39 +98,22 @@ def nothing_kept() -> Iterator[None]:
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def relative_error(got: torch.Tensor, want: torch.Tensor) -> float:
-    """In the Frobenius norm."""
-    return float((got.double() - want.double()).norm() / want.double().norm())
-
-
-def precise(model: torch.nn.Module, inputs: Sequence[torch.Tensor]) -> torch.Tensor:
-    """The model's result by torch alone in fp32; the model is as it was afterwards."""
-    kind = next(model.parameters()).dtype
-    model.float()
-    try:
-        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-            out: torch.Tensor = model(*(tensor.float() for tensor in inputs))
-        return out
-    finally:
-        model.to(kind)
-
-
-def compile_one(one: Contender, model: torch.nn.Module, inputs: Sequence[torch.Tensor], want: torch.Tensor) -> None:
-    """Compile with empty caches, then look at error and memory. What goes wrong becomes `failure`."""
-    compiled = torch.compile(model, dynamic=False, **one.options)
+def compile_one(one: Contender, step: Step, want: Sequence[torch.Tensor]) -> None:
+    """Compile with empty caches, then look at errors and memory. What goes wrong becomes `failure`."""
+    compiled = torch.compile(step.model, dynamic=False, **one.options)
     began = time.monotonic()
     try:
         with nothing_kept():
-            out = compiled(*inputs)
+            found = step.run(compiled)
             torch.cuda.synchronize()
         one.compile_s = round(time.monotonic() - began, 2)
-        one.error = float(f"{relative_error(out, want):.3g}")
-        del out
+        one.errors = errors(found, want)
+        del found
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
-        compiled(*inputs)
+        step.run(compiled)
         one.peak_gb = round(torch.cuda.max_memory_allocated() / 2**30, 3)
-        one.run = lambda: compiled(*inputs)
+        one.run = lambda: step.run(compiled)
     except OutOfTime:
         one.failure = f"stopped after {time.monotonic() - began:.0f} s of compiling"
     except Exception as error:
@@ -146,33 +131,41 @@ class Plan:
 
 
 def run_model(name: str, plan: Plan, until: float) -> dict[str, Any]:
-    """A row of the result: times in milliseconds, ratios over ours, errors, compile seconds, memory, and the saving
-    that the records predict beside the measured one. until: reading of time.monotonic at which compiling ends."""
+    """A row of the result of a model's step, which is one of training where its weights take gradients.
+
+    Times in milliseconds, ratios over ours, errors, compile seconds, memory, and the saving that the records predict
+    beside the measured one. until: reading of time.monotonic at which compiling ends."""
     torch._dynamo.reset()
     model, inputs = load_model(target_of(name))
     assert isinstance(model, torch.nn.Module)
-    told = Report()
+    step, told = Step(model, inputs), Report()
     found = contenders(plan.db, told, plan.modes, plan.extra)
-    with torch.no_grad():
-        want = precise(model, inputs)
-        eager = float(f"{relative_error(model(*inputs), want):.3g}")
-        for one in found:
-            try:
-                with within(until - time.monotonic()):
-                    compile_one(one, model, inputs, want)
-            except OutOfTime:
-                one.failure = "no time left"
-        ready = [one for one in found if one.run is not None]
-        timer = Timer(plan.l2_bytes)
-        calls = [one.run for one in ready if one.run is not None]
-        # the first contender runs twice: what these differ by is noise
-        readings = timer.samples([*calls, *calls[:1], lambda: model(*inputs)], EFFORT) if calls else []
-    times = dict(zip([one.name for one in ready], readings, strict=False))
-    row: dict[str, Any] = {"model": name, "mode": "inference", "eager_error": eager}
-    if readings:
-        row |= {"eager_ms": in_ms(readings[-1]), "aa_ratio": round(paired_ratio(readings[-2], readings[0]), 4)}
+    want = step.precise()
+    eager = errors(step.run(model), want)
+    for one in found:
+        try:
+            with within(until - time.monotonic()):
+                compile_one(one, step, want)
+        except OutOfTime:
+            one.failure = "no time left"
+    del want
+    times, control = timed(found, step, plan)
+    row: dict[str, Any] = {"model": name, "mode": "training" if step.trains else "inference"}
+    row |= {f"eager_{what}": value for what, value in eager.items()} | control
     row["contenders"] = {one.name: seen(one, times.get(one.name)) for one in found}
     return row | compared(times) | saving(told, times)
+
+
+def timed(found: Sequence[Contender], step: Step, plan: Plan) -> tuple[dict[str, list[float]], dict[str, float]]:
+    """Readings in microseconds by contender; what eager took, and how far two readings of one contender are apart."""
+    ready = [one for one in found if one.run is not None]
+    calls = [one.run for one in ready if one.run is not None]
+    if not calls:
+        return {}, {}
+    # the first contender runs twice: what these differ by is noise
+    readings = Timer(plan.l2_bytes).samples([*calls, calls[0], lambda: step.run(step.model)], EFFORT)
+    control = {"eager_ms": in_ms(readings[-1]), "aa_ratio": round(paired_ratio(readings[-2], readings[0]), 4)}
+    return dict(zip([one.name for one in ready], readings, strict=False)), control
 
 
 def in_ms(readings_us: Sequence[float]) -> float:
@@ -183,7 +176,7 @@ def in_ms(readings_us: Sequence[float]) -> float:
 def seen(one: Contender, readings: Sequence[float] | None) -> dict[str, Any]:
     """A contender's part of a row."""
     time_ms = None if readings is None else in_ms(readings)
-    told = {"ms": time_ms, "compile_s": one.compile_s, "error": one.error, "peak_gb": one.peak_gb}
+    told = {"ms": time_ms, "compile_s": one.compile_s, "error": None, **one.errors, "peak_gb": one.peak_gb}
     return {**told, **({"failure": one.failure} if one.failure else {})}
 
 

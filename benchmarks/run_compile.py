@@ -2,10 +2,11 @@
 
     scripts/gpu-bench compile --db sqlite:///compile.db --out layers.json
     kernelwright tune benchmarks/models/llama_block.py --db sqlite:///models.db --seconds 600
-    scripts/gpu-bench compile --models llama_block,resnet50 --db sqlite:///models.db --out models.json
+    scripts/gpu-bench compile --models llama_block,resnet50:training --db sqlite:///models.db --out models.json
 
 Without --models, tunes the two products of Linear, GELU, Linear first (32 trials each), then compiles the model with
-that database. With it, compiles models of benchmarks/models (NAME or NAME:FUNCTION) with what the database holds.
+that database. With it, compiles models of benchmarks/models (NAME or NAME:FUNCTION) with what the database holds; where
+their weights take gradients, as in NAME:training, forward and backward of a step.
 """
 
 from __future__ import annotations
@@ -135,7 +136,8 @@ def run_models(args: argparse.Namespace) -> None:
 
 def told(row: dict[str, Any]) -> list[str]:
     """A model's row in words."""
-    lines = [f"{row['model']}: {row['replaced']} of {row['places']} replaced, errors of eager {row['eager_error']}"]
+    eager = {name: value for name, value in row.items() if name.startswith("eager_")}
+    lines = [f"{row['model']} ({row['mode']}): {row['replaced']} of {row['places']} replaced, {eager}"]
     lines += [f"  {name}: {values}" for name, values in row["contenders"].items()]
     savings = f"{row['predicted_saving_us']} us predicted, {row.get('measured_saving_us')} us measured"
     return [*lines, f"  time over ours: {row['over']}; saved of default: {savings}; A/A {row.get('aa_ratio')}"]

@@ -19,6 +19,7 @@ with warnings.catch_warnings():
     import torch._inductor.compile_fx
 
 model_run = pytest.importorskip("model_run")
+model_step = pytest.importorskip("model_step")
 run_compile = pytest.importorskip("run_compile")
 
 
@@ -48,12 +49,33 @@ def test_a_compile_that_takes_too_long_is_told() -> None:
 
 
 def test_precise_result_leaves_the_model_as_it_was() -> None:
-    model = torch.nn.Conv2d(3, 4, 3).to(torch.bfloat16, memory_format=torch.channels_last)
+    model = torch.nn.Conv2d(3, 4, 3).to(torch.bfloat16, memory_format=torch.channels_last).eval()
     before = model.weight.clone()
-    with torch.no_grad():
-        out = model_run.precise(model, [torch.randn(1, 3, 5, 5, dtype=torch.bfloat16)])
+    (out,) = model_step.Step(model, [torch.randn(1, 3, 5, 5, dtype=torch.bfloat16)]).precise()
     assert out.dtype == torch.float32 and torch.equal(model.weight, before)
     assert model.weight.stride() == before.stride()
+
+
+def test_a_training_step_gives_the_loss_and_a_gradient_of_each_weight() -> None:
+    model = torch.nn.Linear(3, 1).train()
+    x = torch.tensor([[1.0, 2.0, 3.0]])
+    step = model_step.Step(model, [x])
+    loss, weight, bias = step.run(lambda x: model(x).sum())
+    assert step.trains and not loss.requires_grad and model.weight.grad is None
+    torch.testing.assert_close(weight, x)
+    torch.testing.assert_close(bias, torch.ones(1))
+    assert not model_step.Step(model.eval(), [x]).trains
+
+
+def test_errors_of_gradients_are_those_of_all_and_the_worst_one() -> None:
+    want = [torch.ones(()), torch.full((4,), 3.0), torch.full((4,), 4.0), torch.zeros(2)]
+    found = [torch.tensor(1.1), torch.full((4,), 3.3), torch.full((4,), 4.0), torch.zeros(2)]
+    told = model_step.errors(found, want)
+    assert told == {"error": 0.1, "gradient_error": 0.06, "worst_gradient": 0.1}
+    assert model_step.errors(found[:1], want[:1]) == {"error": 0.1}
+    # what should be nothing is measured by the largest gradient
+    off = [*found[:3], torch.full((2,), 0.01)]
+    assert model_step.errors(off, want)["worst_gradient"] == pytest.approx(2**0.5 * 0.01 / 8e-3, rel=1e-2)
 
 
 def test_contenders_are_those_that_were_asked_for() -> None:
@@ -76,33 +98,70 @@ class FakeTimer:
         return [[float(place + 1)] * 3 for place, _ in enumerate(calls)]
 
 
-def test_a_model_is_run_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def run(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float = 300) -> dict[str, Any]:
+    """The row of a model with this source, compiled on the CPU."""
     file = tmp_path / "small.py"
-    file.write_text(
-        "import torch\nmodel = torch.nn.Linear(8, 8).to(torch.bfloat16).requires_grad_(False)\n"
-        "inputs = torch.ones(4, 8, dtype=torch.bfloat16)\n"
-    )
+    file.write_text(source)
     monkeypatch.setattr(model_run, "target_of", lambda name: str(file))
     monkeypatch.setattr(model_run, "Timer", FakeTimer)
     for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 2**30)
     plan = model_run.Plan(f"sqlite:///{tmp_path / 'none.db'}", ("default", "ours"), {}, 50_000_000)
-    row = model_run.run_model("small", plan, time.monotonic() + 300)
+    row: dict[str, Any] = model_run.run_model("small", plan, time.monotonic() + seconds)
     assert list(row["contenders"]) == ["default", "ours"]
+    return row
+
+
+INFERENCE = """
+import torch
+model = torch.nn.Linear(8, 8).to(torch.bfloat16).eval().requires_grad_(False)
+inputs = torch.ones(4, 8, dtype=torch.bfloat16)
+"""
+
+TRAINING = """
+import torch
+class Loss(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+    def forward(self, x, kinds):
+        return self.layer(x)[torch.arange(4), kinds].float().square().mean()
+model = Loss().to(torch.bfloat16).train()
+inputs = torch.ones(4, 8, dtype=torch.bfloat16), torch.tensor([0, 3, 2, 1])
+"""
+
+
+def test_a_model_is_run_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = run(INFERENCE, tmp_path, monkeypatch)
+    assert row["mode"] == "inference"
     for one in row["contenders"].values():
         assert "failure" not in one and one["peak_gb"] == 1.0 and one["compile_s"] > 0 and one["error"] < 1e-2
+        assert "gradient_error" not in one
     assert row["ratio"] == 0.5 and row["replaced"] == 0 and row["aa_ratio"] == 3.0
-    late = model_run.run_model("small", plan, time.monotonic())
+    late = run(INFERENCE, tmp_path, monkeypatch, seconds=0)
     assert late["ratio"] is None and all(one["failure"] for one in late["contenders"].values())
+
+
+def test_a_training_step_is_run_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = run(TRAINING, tmp_path, monkeypatch)
+    assert row["mode"] == "training" and 0 < row["eager_gradient_error"] < 2e-2
+    for one in row["contenders"].values():
+        assert "failure" not in one and one["error"] < 2e-2 and 0 < one["gradient_error"] < 2e-2
+        assert one["gradient_error"] <= one["worst_gradient"] < 5e-2
 
 
 def test_row_is_told_in_words() -> None:
     contenders = {"ours": {"ms": 1.0}, "default": {"ms": 1.2}}
-    row: dict[str, Any] = {"model": "m", "replaced": 1, "places": 2, "eager_error": 0.1, "contenders": contenders}
+    row: dict[str, Any] = {"model": "m", "mode": "training", "replaced": 1, "places": 2, "eager_error": 0.1}
+    row["contenders"] = contenders
     row |= {"predicted_saving_us": 5.0, "measured_saving_us": 4.0, "over": {"default": 1.2}, "aa_ratio": 1.0}
     text = "\n".join(run_compile.told(row))
-    assert "1 of 2 replaced" in text and "5.0 us predicted, 4.0 us measured" in text
+    assert (
+        "m (training): 1 of 2 replaced" in text
+        and "'eager_error': 0.1" in text
+        and "5.0 us predicted, 4.0 us measured" in text
+    )
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would run the whole model")
