@@ -44,7 +44,7 @@ def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) ->
         Knob("turned", (0, 1) if turns else (0,), "category"),
         Knob("loads", ("pointer", "bulk") if hopper else ("pointer",), "category"),
         Knob("num_warps", (2, 4, 8), "log2"),
-        Knob("num_stages", (1, 2, 3, 4, 5, 6) if problem.page else (1, 2, 3, 4, 5)),
+        Knob("num_stages", (1, 2, 3, 4, 5)),
         Knob("precision", precisions, "category"),
     ]
 
@@ -77,8 +77,7 @@ def _shared(problem: Problem, knobs: Knobs) -> int:
     shares = problem.kv_shared and v_width == problem.v_dim == head_parts(problem.head_dim, True)[0]
     tile = k_width + (0 if shares else v_width)
     warpgroup = bool(knobs["turned"]) or number(knobs, "block_m") >= 64
-    # a stage goes to the entry of the page table that says where the keys are
-    stages = number(knobs, "num_stages") - (0 if warpgroup else 1) - (1 if problem.page else 0)
+    stages = number(knobs, "num_stages") - (0 if warpgroup else 1)
     queries = number(knobs, "block_m") * k_width
     return (number(knobs, "block_n") * tile * max(stages, 1) + queries) * element_bytes(problem)
 

@@ -33,26 +33,33 @@ def query_tile(q, row_places, rows_exist, stride_d, FIRST: tl.constexpr, WIDTH: 
 
 
 @triton.jit
-def key_places_of(start, local, exist, table, strides, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, FAR: tl.constexpr):
-    """Offsets of the keys start + local. strides: of a page (or 0) and of a key. Entries of the table behind the last
-    key are not read; exist is None where all keys do."""
+def pages_of(table, start, local, last, PAGE: tl.constexpr, BLOCK_N: tl.constexpr):
+    """Pages of the keys start + local, one number where all lie in one page. Entries of the table behind the key `last`
+    are not read."""
+    if PAGE == 0:
+        pages = 0
+    elif PAGE % BLOCK_N == 0:
+        pages = tl.load(table + start // PAGE, mask=start < last, other=0)
+    else:
+        keys = start + local
+        pages = tl.load(table + keys // PAGE, mask=keys < last, other=0)
+    return pages
+
+
+@triton.jit
+def key_places_of(start, local, pages, strides, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, FAR: tl.constexpr):
+    """Offsets of the keys start + local in their pages. strides: of a page (or 0) and of a key."""
     if PAGE == 0:
         places = places_of(start, local, strides[1], FAR)
     elif PAGE % BLOCK_N == 0:
-        page = tl.load(table + start // PAGE).to(tl.int64)
-        places = page * strides[0] + places_of(start % PAGE, local, strides[1], FAR)
+        places = pages.to(tl.int64) * strides[0] + places_of(start % PAGE, local, strides[1], FAR)
     else:
-        keys = start + local
-        if exist is None:
-            page = tl.load(table + keys // PAGE).to(tl.int64)
-        else:
-            page = tl.load(table + keys // PAGE, mask=exist, other=0).to(tl.int64)
-        places = page * strides[0] + (keys % PAGE).to(tl.int64) * strides[1]
+        places = pages.to(tl.int64) * strides[0] + ((start + local) % PAGE).to(tl.int64) * strides[1]
     return places
 
 
 @triton.jit
-def cache_tile(base, descriptor, start, local, exist, table, batch, kv_head, strides, FIRST: tl.constexpr,
+def cache_tile(base, descriptor, start, local, exist, pages, batch, kv_head, strides, FIRST: tl.constexpr,
                WIDTH: tl.constexpr, D: tl.constexpr, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, BULK: tl.constexpr,
                FAR: tl.constexpr):  # fmt: skip
     """Columns FIRST .. FIRST + WIDTH of the keys (or values) start + local, [BLOCK_N, WIDTH].
@@ -60,12 +67,11 @@ def cache_tile(base, descriptor, start, local, exist, table, batch, kv_head, str
     BULK: by the descriptor, whose blocks begin with column FIRST where the tile does; otherwise by the pointer base.
     """
     if BULK and PAGE > 0:
-        page = tl.load(table + start // PAGE)
-        tile = descriptor.load([page, start % PAGE, kv_head.to(tl.int32), FIRST]).reshape((BLOCK_N, WIDTH))
+        tile = descriptor.load([pages, start % PAGE, kv_head.to(tl.int32), FIRST]).reshape((BLOCK_N, WIDTH))
     elif BULK:
         tile = descriptor.load([batch.to(tl.int32), kv_head.to(tl.int32), start, FIRST]).reshape((BLOCK_N, WIDTH))
     else:
-        places = key_places_of(start, local, exist, table, strides, PAGE, BLOCK_N, FAR)
+        places = key_places_of(start, local, pages, strides, PAGE, BLOCK_N, FAR)
         tile = row_tile(base, places, exist, strides[2], FIRST, WIDTH, D, FAR)
     return tile
 
@@ -90,6 +96,8 @@ def attend_keys(
         none = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
     else:
         none = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    # pages are looked up a block ahead, so that no load of keys waits for another load
+    pages = pages_of(table, first, local, last, PAGE, BLOCK_N)
     for start in tl.range(first, last, BLOCK_N, num_stages=STAGES):
         keys = start + local
         exist = None
@@ -98,7 +106,7 @@ def attend_keys(
             exist = keys < last
             inside = inside & by_column(exist, TURNED)
         key = cache_tile(
-            k, k_desc, start, local, exist, table, batch, kv_head, k_strides, 0, D_MAIN, D, PAGE, BLOCK_N, BULK, FAR
+            k, k_desc, start, local, exist, pages, batch, kv_head, k_strides, 0, D_MAIN, D, PAGE, BLOCK_N, BULK, FAR
         ).to(TYPE)
         if TURNED:
             products = product(key, q_main, none, PRECISION)
@@ -106,7 +114,7 @@ def attend_keys(
             products = product(q_main, key.T, none, PRECISION)
         if D_REST > 0:
             key_rest = cache_tile(
-                k, k_rest_desc, start, local, exist, table, batch, kv_head, k_strides, D_MAIN, D_REST, D, PAGE,
+                k, k_rest_desc, start, local, exist, pages, batch, kv_head, k_strides, D_MAIN, D_REST, D, PAGE,
                 BLOCK_N, BULK, FAR,
             ).to(TYPE)  # fmt: skip
             if TURNED:
@@ -131,13 +139,15 @@ def attend_keys(
             value = key
         else:
             value = cache_tile(
-                v, v_desc, start, local, exist, table, batch, kv_head, v_strides, 0, BLOCK_DV, DV, PAGE, BLOCK_N, BULK,
+                v, v_desc, start, local, exist, pages, batch, kv_head, v_strides, 0, BLOCK_DV, DV, PAGE, BLOCK_N, BULK,
                 FAR,
             ).to(TYPE)  # fmt: skip
         if TURNED:
             acc = product(value.T, weights.to(TYPE), acc, PRECISION)
         else:
             acc = product(weights.to(TYPE), value, acc, PRECISION)
+        if PAGE > 0:
+            pages = pages_of(table, start + BLOCK_N, local, last, PAGE, BLOCK_N)
     return acc, highest, total
 
 

@@ -133,6 +133,16 @@ def test_schedules_build_without_spills(pool: BuildPool, name: str) -> None:
     assert 0.75 * report.shared_bytes <= estimate <= 1.3 * report.shared_bytes
 
 
+@pytest.mark.parametrize("page", [16, 64])
+@pytest.mark.parametrize("turned", [0, 1])
+def test_pages_leave_as_many_blocks_of_keys_in_flight(pool: BuildPool, page: int, turned: int) -> None:
+    """A load of keys that waits for the page table's costs half of the stages."""
+    paged = attention_workload(4, 32, 1, 4096, 128, kv_heads=8, page=page)
+    reports = [pool.build(workload, decode(turned=turned), H100) for workload in (GROUPED, paged)]
+    assert abs(reports[0].shared_bytes - reports[1].shared_bytes) <= 256
+    assert all(report.spills == 0 for report in reports)
+
+
 @pytest.mark.parametrize("device", ["a100", "mi300x"])
 def test_portable_schedules_build_for_other_targets(pool: BuildPool, device: str) -> None:
     small = attention_workload(2, 4, 200, 200, 64, "fp16", kv_heads=2, causal="top_left", direction="backward")
