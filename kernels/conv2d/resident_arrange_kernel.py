@@ -99,31 +99,34 @@ def packed_depth(channels, stride, element_size):
     return depth
 
 
-def packed_form(x, weight, out, attributes):
-    """(Arranged, launches) of a convolution of few channels."""
+def packed_image(x, taps, result, attributes):
+    """(an image of few channels in its packed form, its sizes and strides as [N, H, W, C], places for a pixel's
+    channels, the launch that fills it). taps: rows and columns of the kernel; result: those of the result."""
     step, across, pad_h, pad_w = (attributes[name] for name in ("stride_h", "stride_w", "pad_h", "pad_w"))
-    size, (k, c, r, s), (n, _, p, q) = x.element_size(), weight.shape, out.shape
+    size, (n, c, height, width), (r, s), (p, q) = x.element_size(), x.shape, taps, result
     depth = packed_depth(c, (step, across), size)
-    unit = step * depth
-    rows, line = triton.cdiv(r, step), s * unit
-    lines = p + rows - 1
+    unit, lines = step * depth, p + triton.cdiv(r, step) - 1
     # a line is a whole number of results' steps and of pieces of 16 bytes
     whole = math.lcm(across, 16 // size)
-    width = triton.cdiv((q - 1) * across + s, whole) * whole
-    packed = torch.empty((n, lines, width, unit), dtype=x.dtype, device=x.device)
-    padded = triton.cdiv(line, 64) * 64
-    wide = torch.empty((k, rows, padded), dtype=x.dtype, device=x.device)
-    image_args = (
-        x, packed, c, *x.shape[2:], lines, width * unit, x.stride(), pad_h, pad_w, step, depth, 1024,
+    columns = triton.cdiv((q - 1) * across + s, whole) * whole
+    packed = torch.empty((n, lines, columns, unit), dtype=x.dtype, device=x.device)
+    args = (
+        x, packed, c, height, width, lines, columns * unit, x.stride(), pad_h, pad_w, step, depth, 1024,
     )  # fmt: skip
-    weight_args = (weight, wide, k, c, r, s, weight.stride(), step, depth, padded, 16, 64)
-    sizes = [n, lines, q, line]
-    strides = [lines * width * unit, width * unit, across * unit, 1]
-    launches = [
-        (conv_pack_image, (n * lines, triton.cdiv(width * unit, 1024)), image_args, {"num_warps": 4}),
-        (conv_pack_weight, (triton.cdiv(k, 16), rows, padded // 64), weight_args, {"num_warps": 4}),
-    ]
-    return Arranged((packed, sizes, strides), wide, 1, (rows, 1), (0, 0)), launches
+    launch = conv_pack_image, (n * lines, triton.cdiv(columns * unit, 1024)), args, {"num_warps": 4}
+    strides = [lines * columns * unit, columns * unit, across * unit, 1]
+    return packed, [n, lines, q, s * unit], strides, depth, launch
+
+
+def packed_form(x, weight, out, attributes):
+    """(Arranged, launches) of a convolution of few channels."""
+    (k, c, r, s), step = weight.shape, attributes["stride_h"]
+    packed, sizes, strides, depth, launch = packed_image(x, (r, s), out.shape[2:], attributes)
+    rows, padded = triton.cdiv(r, step), triton.cdiv(sizes[3], 64) * 64
+    wide = torch.empty((k, rows, padded), dtype=x.dtype, device=x.device)
+    args = (weight, wide, k, c, r, s, weight.stride(), step, depth, padded, 16, 64)
+    pack = (conv_pack_weight, (triton.cdiv(k, 16), rows, padded // 64), args, {"num_warps": 4})
+    return Arranged((packed, sizes, strides), wide, 1, (rows, 1), (0, 0)), [launch, pack]
 
 
 def arranged(inputs, out, span, attributes):

@@ -51,7 +51,7 @@ def _spans(problem: Problem) -> tuple[int, ...]:
     return tuple(fitting)
 
 
-def _depth(problem: Problem) -> int:
+def packed_channels(problem: Problem) -> int:
     """Places for the channels of a pixel of a packed image, as `packed_depth` chooses them."""
     depth = problem.c
     while math.prod(problem.stride) * depth * problem.element_bytes % 16:
@@ -63,7 +63,7 @@ def _form(problem: Problem, knobs: Knobs) -> tuple[int, int, int, int, int]:
     """(groups, channels and result channels of a group, rows and columns of taps) of what the kernel computes."""
     span = number(knobs, "span")
     if not span:
-        unit = problem.stride[0] * _depth(problem)
+        unit = problem.stride[0] * packed_channels(problem)
         return 1, problem.s * unit, problem.k, math.ceil(problem.r / problem.stride[0]), 1
     first, second = (problem.shapes[name][1] * span // problem.groups for name in (problem.operands[0], problem.result))
     return problem.groups // span, first, second, problem.r, problem.s
@@ -168,7 +168,7 @@ def _workspace(problem: Problem, knobs: Knobs) -> int:
     step, across = problem.stride
     (height, columns), whole = problem.out_size, math.lcm(across, 8)
     width = math.ceil(((columns - 1) * across + problem.s) / whole) * whole
-    image = problem.n * (height + r - 1) * width * step * _depth(problem)
+    image = problem.n * (height + r - 1) * width * step * packed_channels(problem)
     return 2 * (image + rows * r * math.ceil(inner / LINE) * LINE)
 
 

@@ -3,10 +3,13 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import math
 
+from kernelwright.kernels.conv2d.layout import Layout
+from kernelwright.kernels.conv2d.resident_weights import FEW, packed_channels
 from kernelwright.kernels.conv2d.template import (
     LONGEST_SUM,
     ConvTemplate,
@@ -52,7 +55,8 @@ BLOCKS_K, TILES_H, TILES_W = (32, 64, 128), (1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 3
 BLOCKS_M, BLOCKS_N, COLUMN_BLOCKS = (64, 128, 256), (64, 128, 256), (1, 2, 3, 4, 5, 6, 8, 10)
 
 
-def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) -> list[Knob]:
+def _knobs(given: Problem, device: DeviceSpec, precisions: tuple[str, ...]) -> list[Knob]:
+    problem = packed_problem(given)
     shapes = itertools.product(BLOCKS_M, BLOCKS_N, COLUMN_BLOCKS)
     possible = {split for shape in shapes if _fits(*shape) is None for split in _splits(problem, device, shape)}
     return [
@@ -70,8 +74,33 @@ def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) ->
         Knob("combine", ("parts",), "category"),
         # whether images are copied to where the engine can read them: a fact of the problem, not a choice
         Knob("repack", (int(bool(copied_images(problem))),), "category"),
+        # 0 lays rows of an image of few channels side by side: a fact of the problem, too
+        Knob("span", (int(problem is given),)),
         Knob("precision", precisions, "category"),
     ]
+
+
+def packed_problem(problem: Problem) -> Problem:
+    """What is computed where x has few channels, by `packed_image`: rows of x lie beside each other, as many as its
+    stride, and the taps of a row are channels of one tap. Other problems as they are."""
+    (step, across), (p, q), size = problem.stride, problem.out_size, problem.element_bytes
+    if problem.result != "w" or problem.c > FEW or problem.groups > 1 or problem.dilation != (1, 1) or size != 2:
+        return problem
+    depth = packed_channels(problem)
+    unit, rows, whole = step * depth, math.ceil(problem.r / step), math.lcm(across, TMA_ALIGNMENT // size)
+    lines, columns = p + rows - 1, math.ceil(((q - 1) * across + problem.s) / whole) * whole
+    strides = (lines * columns * unit, 1, columns * unit, across * unit)
+    return dataclasses.replace(
+        problem,
+        c=problem.s * unit,
+        h=lines,
+        w=q,
+        r=rows,
+        s=1,
+        stride=(1, 1),
+        padding=(0, 0),
+        laid_out=(("x", Layout("strided", strides)), ("out", problem.layouts["out"])),
+    )
 
 
 def _shared(problem: Problem, knobs: Knobs) -> int:
@@ -184,11 +213,12 @@ def _useful_tiles(problem: Problem) -> dict[tuple[int, int, int], float]:
     return useful
 
 
-def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
+def _constraints(given: Problem, device: DeviceSpec) -> list[Constraint]:
+    problem = packed_problem(given)
     words = _unfit(problem, device)
     if words is not None or problem.result != "w":
         return [directions(problem, "weight_gradient"), Constraint("tma", lambda knobs: words)]
-    return [_box_constraint(problem), *_tile_constraints(problem, device), *_sum_constraints(problem, device)]
+    return [_box_constraint(problem), *_tile_constraints(problem, device), *_sum_constraints(given, problem, device)]
 
 
 def _unfit(problem: Problem, device: DeviceSpec) -> str | None:
@@ -272,7 +302,7 @@ def _tile(knobs: Knobs) -> tuple[int, int, int]:
     return number(knobs, "block_m"), number(knobs, "block_n"), number(knobs, "column_blocks")
 
 
-def _sum_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
+def _sum_constraints(given: Problem, problem: Problem, device: DeviceSpec) -> list[Constraint]:
     def split_k(knobs: Knobs) -> str | None:
         offered = _splits(problem, device, _tile(knobs))
         if number(knobs, "split_k") in offered:
@@ -283,6 +313,9 @@ def _sum_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         if problem.workspace_bytes is None:
             return None
         needed = workspace_of(problem, knobs) + copied_bytes(problem)
+        if problem is not given:
+            packed = problem.layouts["x"].strides[0] * problem.n * problem.element_bytes
+            needed += packed + (4 * math.prod(problem.shapes["w"]) if number(knobs, "split_k") == 1 else 0)
         return over(needed, problem.workspace_bytes, "bytes of workspace (workspace_bytes)")
 
     return [Constraint("split_k", split_k), Constraint("workspace", workspace)]

@@ -25,6 +25,7 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDes
 
 from kernelwright.kernels.conv2d.conv_reduce_kernel import conv_parts, part_strides
 from kernelwright.kernels.conv2d.layout_copy_kernel import nhwc_copy
+from kernelwright.kernels.conv2d.resident_arrange_kernel import packed_image
 from kernelwright.kernels.conv2d.tma_view_kernel import conv_geometry, image_view, met_by, safe_strides
 from kernelwright.kernels.conv2d.weight_parts_kernel import sum_weight_parts_launch
 
@@ -343,34 +344,57 @@ def box_descriptor(tensor, sizes, strides, box):
     return GluonDescriptor(tensor, sizes, safe_strides(sizes, strides, 2), box, layout)
 
 
-def plan(inputs, out, knobs, attributes, epilogue):
-    """Launches that write the gradient of the weight to out [K, C/groups, R, S], from inputs x [N, C, H, W] and d_out
-    [N, K, P, Q]."""
-    groups, split_k, (channels, r, s) = attributes["groups"], knobs["split_k"], out.shape[1:]
-    geometry = conv_geometry(out, attributes)
-    steps = [geometry[f"STRIDE_{axis}"] if geometry[f"SPLIT_{axis}"] else 1 for axis in "HW"]
-    x, copies = boxes_of(inputs["x"], steps, knobs["repack"])
-    d_out, d_copies = boxes_of(inputs["d_out"], (1, 1), knobs["repack"])
+def product_launch(x, d_out, weight, geometry, groups, knobs, target):
+    """The launch that writes the gradient of a weight with the sizes of `weight`, [K, C/groups, R, S], to target: (a
+    tensor, the strides of the gradient in it, the stride of its parts)."""
     x, d_out = pixel_lines(x, d_out, geometry)
     tile = (knobs["block_k"] // (knobs["tile_h"] * knobs["tile_w"]), knobs["tile_h"], knobs["tile_w"])
     sizes, strides, viewed = image_view(x, geometry)
     box = [*tile, 64] if len(sizes) == 4 else [tile[0], tile[1], 1, tile[2], 64]
-    target, out_strides, stride_part = out, out.stride(), 0
-    if split_k > 1:
-        target = conv_parts(out, split_k, torch.float32)
-        out_strides, stride_part = part_strides(out), target.stride(0)
     block_m, block_n, units = (knobs[name] for name in ("block_m", "block_n", "column_blocks"))
-    rows = out.shape[0] // groups
+    rows, (channels, r, s) = weight.shape[0] // groups, weight.shape[1:]
     tiles = triton.cdiv(rows, block_m) * triton.cdiv(r * s * triton.cdiv(channels, block_n), units) * groups
-    programs = tiles * split_k
+    programs = tiles * knobs["split_k"]
     if x.is_cuda:
         programs = min(programs, torch.cuda.get_device_properties(x.device).multi_processor_count)
     d_view = d_out.permute(0, 2, 3, 1)
     args = (
         box_descriptor(d_out, list(d_view.shape), list(d_view.stride()), [*tile, 64]),
         box_descriptor(viewed, sizes, strides, box),
-        target, out_strides, stride_part, *d_view.shape[:3], rows, channels, split_k, x.stride(3), units,
+        *target, *d_view.shape[:3], rows, channels, knobs["split_k"], x.stride(3), units,
         groups, *(geometry[name] for name in KNOWN), *tile, block_m, block_n, units, knobs["num_stages"],
     )  # fmt: skip
-    main = (conv_weight_gradient_warp_specialized, (programs,), args, {"num_warps": 4})
-    return [*copies, *d_copies, main, *([sum_weight_parts_launch(target, out)] if split_k > 1 else [])]
+    return conv_weight_gradient_warp_specialized, (programs,), args, {"num_warps": 4}
+
+
+def plan_packed(x, d_out, out, knobs, attributes):
+    """`plan` where x has few channels: rows lie beside each other, the taps of a row are channels of one tap."""
+    (k, _, r, s), step = out.shape, attributes["stride_h"]
+    packed, sizes, strides, depth, launch = packed_image(x, (r, s), d_out.shape[2:], attributes)
+    n, lines, columns, line = sizes
+    view = packed.as_strided((n, line, lines, columns), (strides[0], 1, *strides[1:3]))
+    d_out, copies = boxes_of(d_out, (1, 1), knobs["repack"])
+    # only its sizes are looked at
+    wide = torch.empty((k, line, triton.cdiv(r, step), 1), device="meta")
+    plain = {**attributes, "stride_h": 1, "stride_w": 1, "pad_h": 0, "pad_w": 0}
+    parts = torch.empty((knobs["split_k"], k * wide.shape[2], line), dtype=torch.float32, device=out.device)
+    target = parts, part_strides(wide), parts.stride(0)
+    main = product_launch(view, d_out, wide, conv_geometry(wide, plain), 1, knobs, target)
+    return [launch, *copies, main, sum_weight_parts_launch(parts, out, step, depth)]
+
+
+def plan(inputs, out, knobs, attributes, epilogue):
+    """Launches that write the gradient of the weight to out [K, C/groups, R, S], from inputs x [N, C, H, W] and d_out
+    [N, K, P, Q]."""
+    if not knobs["span"]:
+        return plan_packed(inputs["x"], inputs["d_out"], out, knobs, attributes)
+    groups, split_k = attributes["groups"], knobs["split_k"]
+    geometry = conv_geometry(out, attributes)
+    steps = [geometry[f"STRIDE_{axis}"] if geometry[f"SPLIT_{axis}"] else 1 for axis in "HW"]
+    x, copies = boxes_of(inputs["x"], steps, knobs["repack"])
+    d_out, d_copies = boxes_of(inputs["d_out"], (1, 1), knobs["repack"])
+    target, tail = (out, out.stride(), 0), []
+    if split_k > 1:
+        parts = conv_parts(out, split_k, torch.float32)
+        target, tail = (parts, part_strides(out), parts.stride(0)), [sum_weight_parts_launch(parts, out)]
+    return [*copies, *d_copies, product_launch(x, d_out, out, geometry, groups, knobs, target), *tail]
