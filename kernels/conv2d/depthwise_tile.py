@@ -3,10 +3,11 @@ input is loaded once for all that it meets; NHWC, every direction, any GPU."""
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 
-from kernelwright.kernels.conv2d.depthwise_time import Tile, expected_clocks, least_registers
+from kernelwright.kernels.conv2d.depthwise_time import Tile, expected_clocks, used_registers
 from kernelwright.kernels.conv2d.template import ConvTemplate, power_over
 from kernelwright.kernels.conv2d.workload import Problem
 from kernelwright.kernels.matmul.template import Knobs, multiplies, number, over
@@ -22,7 +23,7 @@ MOST_UNROLLED = 1400
 MOST_PRODUCTS = 2800
 """The same for all channels of a thread."""
 
-MOST_REGISTERS = 190
+MOST_REGISTERS = 255
 
 SLOWEST = 1.25
 """How many times the least expected time a schedule may be expected to take: of so many schedules that differ little,
@@ -39,7 +40,7 @@ def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) ->
         Knob("tile", _sides(problem, 1)),
         Knob("block_v", (1, 2, 4, 8), "log2"),
         Knob("block_c", (16, 32, 64, 128), "log2"),
-        Knob("parts", (1, 4, 8, 16, 32, 64, 128, 256, 512) if problem.result == "w" else (1,), "log2"),
+        Knob("parts", (1, 8, 16, 32, 64, 128, 256) if problem.result == "w" else (1,), "log2"),
         Knob("num_warps", (1, 2, 4), "log2"),
         Knob("precision", tuple(p for p in precisions if p == own), "category"),
     ]
@@ -96,7 +97,7 @@ def _legal(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         each = number(knobs, "block_v") * number(knobs, "block_c") / (32 * number(knobs, "num_warps"))
         if each < 1:
             return "there are more threads than elements"
-        words = least_registers(problem, number(knobs, "rows"), number(knobs, "tile"), each)
+        words = used_registers(problem, _tile(knobs))
         return over(each, 4, "channels of a thread") or over(words, MOST_REGISTERS, "registers of a thread")
 
     return [
@@ -110,8 +111,11 @@ def _legal(problem: Problem, device: DeviceSpec) -> list[Constraint]:
 
 def _clocks(problem: Problem, device: DeviceSpec, knobs: Knobs) -> float:
     """Clocks that a schedule is expected to take."""
-    names = ("rows", "tile", "block_v", "block_c", "parts", "num_warps")
-    return expected_clocks(problem, device, Tile(*(number(knobs, name) for name in names)))
+    return expected_clocks(problem, device, _tile(knobs))
+
+
+def _tile(knobs: Knobs) -> Tile:
+    return Tile(*(number(knobs, field.name) for field in dataclasses.fields(Tile)))
 
 
 @functools.lru_cache(maxsize=256)

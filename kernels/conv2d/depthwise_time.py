@@ -48,7 +48,7 @@ def met(problem: Problem, rows: int, tile: int) -> tuple[int, int]:
     found = []
     for axis, (size, taps) in enumerate(zip((rows, tile), (problem.r, problem.s), strict=True)):
         reach, step = (taps - 1) * problem.dilation[axis], problem.stride[axis]
-        found.append((size + reach) // step + 1 if problem.scatters else (size - 1) * step + reach + 1)
+        found.append((size - 1 + reach) // step + 1 if problem.scatters else (size - 1) * step + reach + 1)
     return found[0], found[1]
 
 
@@ -61,11 +61,11 @@ def least_registers(problem: Problem, rows: int, tile: int, each: float) -> floa
 
 
 def used_registers(problem: Problem, tile: Tile) -> float:
-    """What the compiler takes: it loads early, 16-bit inputs in pairs."""
+    """What the compiler would take if it had them: it loads early, 16-bit inputs in pairs."""
     lines, columns = met(problem, tile.rows, tile.tile)
     early = lines * columns * tile.each * problem.element_bytes / 4
     needed = least_registers(problem, tile.rows, tile.tile, tile.each)
-    return min(255.0, max(needed, 0.9 * (needed - columns * tile.each + early)))
+    return max(needed, 0.9 * (needed - columns * tile.each + early))
 
 
 def _covers(problem: Problem, tile: Tile, axis: int) -> bool:
@@ -117,7 +117,7 @@ def expected_clocks(problem: Problem, device: DeviceSpec, tile: Tile) -> float:
     rounds = math.ceil(blocks / tile.parts) if problem.result == "w" else 1
     warps = across * (tile.parts if problem.result == "w" else blocks) * tile.num_warps
     work, loads = instructions(problem, tile)
-    resident = min(MOST_WARPS, max(1.0, device.registers / (32 * used_registers(problem, tile))))
+    resident = min(MOST_WARPS, max(1.0, device.registers / (32 * min(255.0, used_registers(problem, tile)))))
     waves = math.ceil(warps / (device.multiprocessors * resident))
     ends = FIXED + 12 * problem.r * problem.s * tile.each if problem.result == "w" else 0.0
     issued = math.ceil(warps / (device.multiprocessors * SCHEDULERS)) * (work * rounds + ends)

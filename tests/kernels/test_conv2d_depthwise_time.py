@@ -33,6 +33,12 @@ def test_lines_and_columns_are_those_of_the_kernel(given: dict[str, Any]) -> Non
         for tile, taps, step, pad, apart in zip((2, 7), (p.r, p.s), p.stride, p.padding, p.dilation, strict=True)
     )
     assert met(p, 2, 7) == counted
+    # the gradient of the input: pixels of every class meet as many, but for one at the edge
+    turned = problem(**given, direction="input_gradient")
+    for axis, size in enumerate((2 * p.stride[0], 7 * p.stride[1])):
+        taps, step, pad, apart = (p.r, p.s)[axis], p.stride[axis], p.padding[axis], p.dilation[axis]
+        lines = column_count(size, taps, step, pad, apart, True)
+        assert 0 <= lines - met(turned, 2 * p.stride[0], 7 * p.stride[1])[axis] <= (step > 1)
 
 
 def test_products_with_padding_are_left_out_where_a_tile_covers_the_image() -> None:
