@@ -110,11 +110,46 @@ def sk_multiply(
 
 
 @gluon.jit
+def sk_multiply_held(
+    a_tiles, b_tiles, rest_tiles, which, full, empty, turn, count, acc, rest,
+    STAGES: gl.constexpr, B_ROW: gl.constexpr, A_WIDE: gl.constexpr, A_REST: gl.constexpr,
+):  # fmt: skip
+    """As `sk_multiply`, but a is brought to registers first, in the layouts A_WIDE and A_REST, so that shared memory is
+    read once for both pieces; while a stage is multiplied, a of the next one is fetched. Hands back every stage."""
+    ROWS: gl.constexpr = a_tiles.shape[1]
+    DEPTH: gl.constexpr = a_tiles.shape[2]
+    x = gl.zeros((ROWS, DEPTH), a_tiles.dtype, A_WIDE)
+    if count > 0:
+        mbarrier.wait(full.index(turn % STAGES), (turn // STAGES) & 1)
+        x = a_tiles.index(turn % STAGES * 2 + which).load(A_WIDE)
+    for step in range(count):
+        stage = turn % STAGES
+        y = b_tiles.index(stage)
+        z = rest_tiles.index(stage)
+        if not B_ROW:
+            y = y.permute((1, 0))
+            z = z.permute((1, 0))
+        acc = warpgroup_mma(x, y, acc, use_acc=step > 0, is_async=True)
+        rest = warpgroup_mma(gl.convert_layout(x, A_REST), z, rest, use_acc=step > 0, is_async=True)
+        # after the last stage it is that stage's again
+        ahead = gl.minimum(turn + 1, turn + count - 1 - step)
+        mbarrier.wait(full.index(ahead % STAGES), (ahead // STAGES) & 1)
+        x = a_tiles.index(ahead % STAGES * 2 + which).load(A_WIDE)
+        acc, rest = warpgroup_mma_wait(0, deps=(acc, rest))
+        acc = warpgroup_mma_init(acc)
+        rest = warpgroup_mma_init(rest)
+        mbarrier.arrive(empty.index(stage), count=1)
+        turn += 1
+    return acc, rest
+
+
+@gluon.jit
 def sk_consumer(
     WHICH: gl.constexpr, c, c_rest, out, operands, parts, flags, a_ring, b_ring, rest_ring, c_ring, full, empty,
     M, N, K, stream_tiles, subtiles, stride_cm, stride_cn,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, REST: gl.constexpr, STAGES: gl.constexpr,
-    GROUP_M: gl.constexpr, A_ROW: gl.constexpr, B_ROW: gl.constexpr, SUBTILE: gl.constexpr, STREAM: gl.constexpr,
+    GROUP_M: gl.constexpr, A_ROW: gl.constexpr, B_ROW: gl.constexpr, A_HELD: gl.constexpr, SUBTILE: gl.constexpr,
+    STREAM: gl.constexpr,
     STORE: gl.constexpr, STEPS: gl.constexpr,
 ):  # fmt: skip
     ROWS: gl.constexpr = BLOCK_M // 2
@@ -131,10 +166,12 @@ def sk_consumer(
         b_ring.dtype, [STAGES, BLOCK_K, WIDE] if B_ROW else [STAGES, WIDE, BLOCK_K], b_ring.layout
     )
     rest_tiles = b_tiles
+    rest_layout: gl.constexpr = gl.NVMMADistributedLayout(
+        version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, max(REST, 16), 256 // BITS]
+    )
+    a_wide: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=layout, k_width=2) if A_HELD else None
+    a_rest: gl.constexpr = gl.DotOperandLayout(operand_index=0, parent=rest_layout, k_width=2) if A_HELD else None
     if REST > 0:
-        rest_layout: gl.constexpr = gl.NVMMADistributedLayout(
-            version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, REST, 256 // BITS]
-        )
         rest_tiles = rest_ring._reinterpret(
             rest_ring.dtype, [STAGES, BLOCK_K, REST] if B_ROW else [STAGES, REST, BLOCK_K], rest_ring.layout
         )
@@ -153,7 +190,7 @@ def sk_consumer(
     turn = 0
     # a long epilogue's instructions are brought from memory by a first run on a part of a tile that does not exist
     for item in range(-1 if is_long(STEPS) else 0, items):
-        tile, first, last = piece_of(item, shared, newest, begin, end, k_steps, stream_tiles)
+        tile, first, last = piece_of(gl.maximum(item, 0), shared, newest, begin, end, k_steps, stream_tiles)
         tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
         row = tile_m * BLOCK_M + WHICH * ROWS
         col = tile_n * BLOCK_N
@@ -170,15 +207,21 @@ def sk_consumer(
         rest = 0
         if REST > 0:
             rest = warpgroup_mma_init(gl.zeros((ROWS, REST), gl.float32, rest_layout))
-        acc, rest = sk_multiply(
-            a_tiles, b_tiles, rest_tiles, WHICH, full, empty, turn, count, acc, rest, STAGES, A_ROW, B_ROW, REST
-        )  # fmt: skip
+        if A_HELD:
+            acc, rest = sk_multiply_held(
+                a_tiles, b_tiles, rest_tiles, WHICH, full, empty, turn, count, acc, rest, STAGES, B_ROW, a_wide, a_rest
+            )  # fmt: skip
+        else:
+            acc, rest = sk_multiply(
+                a_tiles, b_tiles, rest_tiles, WHICH, full, empty, turn, count, acc, rest, STAGES, A_ROW, B_ROW, REST
+            )  # fmt: skip
         if REST > 0:
             acc, rest = warpgroup_mma_wait(0, deps=(acc, rest))
         else:
             acc = warpgroup_mma_wait(0, deps=(acc,))
         turn += count
-        mbarrier.arrive(empty.index((turn + STAGES - 1) % STAGES), count=1, pred=item >= 0)
+        if not A_HELD:
+            mbarrier.arrive(empty.index((turn + STAGES - 1) % STAGES), count=1, pred=item >= 0)
         if STREAM and last < k_steps - 1:
             part = parts + program * SLOT + WHICH * (SLOT // 2)
             gl.store(part + sk_places(acc, 0, WIDE), acc)
@@ -218,13 +261,14 @@ def sk_consumer_0(
     c, c_rest, out, operands, parts, flags, a_ring, b_ring, rest_ring, c_ring, full, empty,
     M, N, K, stream_tiles, subtiles, stride_cm, stride_cn,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, REST: gl.constexpr, STAGES: gl.constexpr,
-    GROUP_M: gl.constexpr, A_ROW: gl.constexpr, B_ROW: gl.constexpr, SUBTILE: gl.constexpr, STREAM: gl.constexpr,
+    GROUP_M: gl.constexpr, A_ROW: gl.constexpr, B_ROW: gl.constexpr, A_HELD: gl.constexpr, SUBTILE: gl.constexpr,
+    STREAM: gl.constexpr,
     STORE: gl.constexpr, STEPS: gl.constexpr,
 ):  # fmt: skip
     sk_consumer(
         0, c, c_rest, out, operands, parts, flags, a_ring, b_ring, rest_ring, c_ring, full, empty,
         M, N, K, stream_tiles, subtiles, stride_cm, stride_cn,
-        BLOCK_M, BLOCK_N, BLOCK_K, REST, STAGES, GROUP_M, A_ROW, B_ROW, SUBTILE, STREAM, STORE, STEPS,
+        BLOCK_M, BLOCK_N, BLOCK_K, REST, STAGES, GROUP_M, A_ROW, B_ROW, A_HELD, SUBTILE, STREAM, STORE, STEPS,
     )  # fmt: skip
 
 
@@ -233,13 +277,14 @@ def sk_consumer_1(
     c, c_rest, out, operands, parts, flags, a_ring, b_ring, rest_ring, c_ring, full, empty,
     M, N, K, stream_tiles, subtiles, stride_cm, stride_cn,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, REST: gl.constexpr, STAGES: gl.constexpr,
-    GROUP_M: gl.constexpr, A_ROW: gl.constexpr, B_ROW: gl.constexpr, SUBTILE: gl.constexpr, STREAM: gl.constexpr,
+    GROUP_M: gl.constexpr, A_ROW: gl.constexpr, B_ROW: gl.constexpr, A_HELD: gl.constexpr, SUBTILE: gl.constexpr,
+    STREAM: gl.constexpr,
     STORE: gl.constexpr, STEPS: gl.constexpr,
 ):  # fmt: skip
     sk_consumer(
         1, c, c_rest, out, operands, parts, flags, a_ring, b_ring, rest_ring, c_ring, full, empty,
         M, N, K, stream_tiles, subtiles, stride_cm, stride_cn,
-        BLOCK_M, BLOCK_N, BLOCK_K, REST, STAGES, GROUP_M, A_ROW, B_ROW, SUBTILE, STREAM, STORE, STEPS,
+        BLOCK_M, BLOCK_N, BLOCK_K, REST, STAGES, GROUP_M, A_ROW, B_ROW, A_HELD, SUBTILE, STREAM, STORE, STEPS,
     )  # fmt: skip
 
 
@@ -247,7 +292,8 @@ def sk_consumer_1(
 def matmul_stream_k_warp_specialized(
     a, b, b_rest, c, c_rest, out, operands, parts, flags, M, N, K, stream_tiles, subtiles, stride_cm, stride_cn,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, REST: gl.constexpr, STAGES: gl.constexpr,
-    GROUP_M: gl.constexpr, A_ROW: gl.constexpr, B_ROW: gl.constexpr, SUBTILE: gl.constexpr, STREAM: gl.constexpr,
+    GROUP_M: gl.constexpr, A_ROW: gl.constexpr, B_ROW: gl.constexpr, A_HELD: gl.constexpr, SUBTILE: gl.constexpr,
+    STREAM: gl.constexpr,
     STORE: gl.constexpr, STEPS: gl.constexpr,
 ):  # fmt: skip
     LINE: gl.constexpr = 1024 // a.dtype.primitive_bitwidth
@@ -279,7 +325,8 @@ def matmul_stream_k_warp_specialized(
                 (
                     c, c_rest, out, operands, parts, flags, a_ring, b_ring, rest_ring, c_ring_0, full, empty,
                     M, N, K, stream_tiles, subtiles, stride_cm, stride_cn,
-                    BLOCK_M, BLOCK_N, BLOCK_K, REST, STAGES, GROUP_M, A_ROW, B_ROW, SUBTILE, STREAM, STORE, STEPS,
+                    BLOCK_M, BLOCK_N, BLOCK_K, REST, STAGES, GROUP_M, A_ROW, B_ROW, A_HELD,
+                    SUBTILE, STREAM, STORE, STEPS,
                 ),
             ),
             (
@@ -287,7 +334,8 @@ def matmul_stream_k_warp_specialized(
                 (
                     c, c_rest, out, operands, parts, flags, a_ring, b_ring, rest_ring, c_ring_1, full, empty,
                     M, N, K, stream_tiles, subtiles, stride_cm, stride_cn,
-                    BLOCK_M, BLOCK_N, BLOCK_K, REST, STAGES, GROUP_M, A_ROW, B_ROW, SUBTILE, STREAM, STORE, STEPS,
+                    BLOCK_M, BLOCK_N, BLOCK_K, REST, STAGES, GROUP_M, A_ROW, B_ROW, A_HELD,
+                    SUBTILE, STREAM, STORE, STEPS,
                 ),
             ),
             (
@@ -340,8 +388,8 @@ def plan(inputs, out, knobs, epilogue):
     args = (
         a_desc, b_desc, rest_desc, c_desc, c_rest, out, operands, parts, flags, m, n, k, stream_tiles, subtile,
         *out.stride(),
-        block_m, block_n, block_k, rest, knobs["num_stages"], knobs["group_m"], a_row, b_row, subtile,
-        waves > 0, store, steps,
+        block_m, block_n, block_k, rest, knobs["num_stages"], knobs["group_m"], a_row, b_row,
+        bool(knobs["a_held"]), subtile, waves > 0, store, steps,
     )  # fmt: skip
     main = (matmul_stream_k_warp_specialized, (programs,), args, {"num_warps": 4})
     return [*a_launches, *b_launches, main]

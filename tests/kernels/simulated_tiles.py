@@ -41,9 +41,22 @@ class View:
     def permute(self, order: tuple[int, int]) -> View:
         return View(self.memory, self.shape, not self.turned)
 
+    def load(self, layout: Any) -> Held:
+        return Held(self.read().copy())
+
     def read(self) -> Array:
         tile = self.memory.reshape(self.shape)
         return tile.T if self.turned else tile
+
+
+class Held:
+    """A tile in registers."""
+
+    def __init__(self, tile: Array) -> None:
+        self.tile = tile
+
+    def read(self) -> Array:
+        return self.tile
 
 
 class Accumulator:
@@ -51,9 +64,9 @@ class Accumulator:
 
     def __init__(self, rows: int, columns: int) -> None:
         self.value: Array = np.zeros((rows, columns))
-        self.flying: list[tuple[View, View, Array, Array, bool]] = []
+        self.flying: list[tuple[View | Held, View, Array, Array, bool]] = []
 
-    def multiply(self, x: View, y: View, add: bool) -> None:
+    def multiply(self, x: View | Held, y: View, add: bool) -> None:
         self.flying.append((x, y, x.read().copy(), y.read().copy(), add))
 
     def finish(self, left: int) -> None:

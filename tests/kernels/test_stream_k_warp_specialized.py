@@ -17,7 +17,17 @@ from tests.kernels.simulated_warps import Barrier, Machine, Stuck
 
 NAMES = (
     *("ws_load", "tile_of", "share_start", "program_of", "piece_of", "ws_halves"),
-    *("sk_share", "sk_producer", "sk_multiply", "sk_places", "sk_wait", "sk_finish_part", "sk_finish", "sk_consumer"),
+    *(
+        "sk_share",
+        "sk_producer",
+        "sk_multiply",
+        "sk_multiply_held",
+        "sk_places",
+        "sk_wait",
+        "sk_finish_part",
+        "sk_finish",
+        "sk_consumer",
+    ),
 )
 """Functions of the kernel file that run here as they stand."""
 
@@ -36,6 +46,7 @@ class Simulation:
 
     def __init__(self, a: Array, b: Array, programs: int, stages: int, tile: tuple[int, int], **knobs: Any) -> None:
         self.programs, self.stages, self.tile = programs, stages, tile
+        self.held = knobs.get("held", False)
         self.waves, self.subtile, self.steps = knobs.get("waves", 1), knobs.get("subtile", 1), knobs.get("steps", "")
         self.a_row, self.b_row = a.flags.c_contiguous, b.flags.c_contiguous
         self.a, self.b = (a if self.a_row else a.T), (b if self.b_row else b.T)
@@ -80,7 +91,7 @@ class Simulation:
         def consumer(which: int) -> None:
             names["sk_consumer"](
                 which, None, None, None, None, 0, 0, *rings, c_ring, *shared, *sizes, self.subtile,
-                0, 0, *constants, self.subtile, self.waves > 0, "simulated", self.steps,
+                0, 0, *constants, self.held, self.subtile, self.waves > 0, "simulated", self.steps,
             )  # fmt: skip
 
         return [producer, lambda: consumer(0), lambda: consumer(1)]
@@ -136,8 +147,9 @@ class Simulation:
             return wanted
 
         return types.SimpleNamespace(
-            cdiv=lambda x, y: -(-x // y), static_range=range, minimum=min,
-            zeros=lambda shape, dtype, layout: Accumulator(*shape),
+            cdiv=lambda x, y: -(-x // y), static_range=range, minimum=min, maximum=max,
+            zeros=lambda shape, dtype, layout: Accumulator(*shape), convert_layout=lambda x, layout: x,
+            DotOperandLayout=lambda **operand: "registers",
             program_id=lambda axis: program, num_programs=lambda axis: self.programs, float32=None,
             NVMMADistributedLayout=lambda **shape: None, NVMMASharedLayout=lambda *shape: None,
             SliceLayout=lambda dim, layout: None, arange=lambda start, end, layout: np.arange(start, end),
@@ -193,7 +205,14 @@ def _products(machine: Machine) -> dict[str, Any]:
         done = deps if left else tuple(acc.value.view(Tile) for acc in deps)
         return done if len(deps) > 1 else done[0]
 
-    return {"warpgroup_mma": multiply, "warpgroup_mma_wait": settle, "warpgroup_mma_init": lambda acc: acc}
+    def resume(acc: Accumulator | Tile) -> Accumulator:
+        if isinstance(acc, Accumulator):
+            return acc
+        again = Accumulator(*acc.shape)
+        again.value = np.asarray(acc)
+        return again
+
+    return {"warpgroup_mma": multiply, "warpgroup_mma_wait": settle, "warpgroup_mma_init": resume}
 
 
 def integers(rows: int, columns: int, order: str, seed: int) -> Array:
@@ -238,6 +257,19 @@ def test_no_order_of_events_deadlocks_or_loses_a_part(
 def test_tiles_are_put_together_right_in_every_layout(order: tuple[str, str]) -> None:
     _, right = result((200, 400, 136), 3, 3, (128, 192), 0, order=order, subtile=2)
     assert right
+
+
+@pytest.mark.parametrize("waves", [0, 1, 2])
+@pytest.mark.parametrize("stages", [2, 3])
+@pytest.mark.parametrize("steps", ["", "gelu"])
+@pytest.mark.parametrize("order", [("row", "col"), ("row", "row")])
+def test_both_pieces_take_a_from_registers_fetched_a_stage_ahead(
+    waves: int, stages: int, steps: str, order: tuple[str, str]
+) -> None:
+    tile = (128, 160 if order[1] == "col" else 192)
+    sim, right = result((250, 430, 330), 4, stages, tile, waves, waves=waves, steps=steps, order=order, held=True)
+    assert right
+    assert np.isnan(sim.parts).all() and not any(sim.flags)
 
 
 @pytest.mark.parametrize(

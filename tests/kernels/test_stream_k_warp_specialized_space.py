@@ -82,7 +82,7 @@ def test_whole_tiles_of_powers_of_two_are_offered_where_the_epilogue_is_long() -
 def test_only_the_deepest_ring_and_the_best_parts_of_a_tile_are_offered(out_dtype: str) -> None:
     workload = matmul_workload(2048, 1280, 8192, out_dtype=out_dtype)
     found = members(workload)
-    shapes = {tuple(s.knobs[x] for x in ("block_m", "block_n", "stream_waves", "group_m")) for s in found}
+    shapes = {tuple(s.knobs[x] for x in ("block_m", "block_n", "stream_waves", "group_m", "a_held")) for s in found}
     assert len(shapes) == len(found)
     for schedule in found:
         deeper = [x for x in STAGES if x > int(schedule.knobs["num_stages"])]
@@ -93,14 +93,14 @@ def test_only_the_deepest_ring_and_the_best_parts_of_a_tile_are_offered(out_dtyp
 
 def test_clocks_are_those_of_the_head_of_the_file() -> None:
     problem = problem_of(LARGE)
-    shape = {"block_m": 128, "block_n": 256, "stream_waves": 0}
+    shape = {"block_m": 128, "block_n": 256, "stream_waves": 0, "a_held": 0}
     assert clocks(problem, H100, shape) == 128 * 1024
     # 80 tiles shared out by 132 multiprocessors
     assert clocks(problem, H100, {**shape, "stream_waves": 1}) == pytest.approx(128 * 1024 * 80 / 132, rel=0.08)
     # 25% more for 128 columns, 35% for 160, 42% for 144
-    for columns, more in ((128, 1.25), (160, 1.35), (144, 1.42)):
+    for columns, more, held in ((128, 1.25, 0), (160, 1.35, 0), (144, 1.42, 0), (160, 1.15, 1), (144, 1.19, 1)):
         rounds = -(-16 * -(-1280 // columns) // 132)
-        found = clocks(problem, H100, {**shape, "block_n": columns})
+        found = clocks(problem, H100, {**shape, "block_n": columns, "a_held": held})
         assert found == pytest.approx(rounds * 128 * 128 * columns / 32 * more, rel=0.01), columns
 
 
@@ -115,9 +115,19 @@ def test_schedules_that_should_be_slow_are_left_out() -> None:
         "repack": 0,
         "precision": "bf16",
     }
-    wide = {**knobs, "block_n": 160, "num_stages": 5, "subtile": 2, "stream_waves": 0}
+    wide = {**knobs, "block_n": 160, "num_stages": 5, "subtile": 2, "stream_waves": 0, "a_held": 0}
     reasons = space.why_illegal(Schedule("stream_k_warp_specialized", FrozenMap(wide)))
     assert any("times as long as the best" in reason for reason in reasons), reasons
+
+
+def test_a_is_held_in_registers_only_by_tiles_of_two_pieces_of_16_bit_elements_along_k() -> None:
+    def held(workload: Workload) -> set[Any]:
+        return {(s.knobs["block_m"], s.knobs["block_n"]) for s in members(workload) if s.knobs["a_held"]}
+
+    assert (128, 160) in held(LARGE)
+    assert all(rows == 128 and pieces(columns)[1] for rows, columns in held(LARGE))
+    assert not held(matmul_workload(2048, 1280, 8192, layout="tt"))
+    assert not held(matmul_workload(2048, 1280, 8192, "fp8e4m3", scaling="row"))
 
 
 def test_memory_for_parts_counts_as_workspace() -> None:
@@ -136,6 +146,8 @@ def test_a_piece_of_a_row_major_b_is_at_least_a_line() -> None:
     [
         (LARGE, {"block_n": 256, "num_stages": 4, "subtile": 4, "stream_waves": 1}),
         (LARGE, {"block_n": 128, "num_stages": 5, "subtile": 2, "stream_waves": 2}),
+        (LARGE, {"block_n": 160, "num_stages": 5, "subtile": 2, "stream_waves": 0, "a_held": 1}),
+        (LARGE, {"block_n": 144, "num_stages": 6, "subtile": 2, "stream_waves": 1, "a_held": 1}),
         (
             matmul_workload(1000, 3071, 768, "fp16", "nn", ("bias", "gelu_tanh"), out_dtype="fp32"),
             {"block_n": 192, "num_stages": 4, "subtile": 2, "stream_waves": 0, "repack": 1},
@@ -148,13 +160,23 @@ def test_a_piece_of_a_row_major_b_is_at_least_a_line() -> None:
     ids=str,
 )
 def test_builds_without_spills_and_as_large_as_estimated(workload: Workload, knobs: dict[str, Scalar]) -> None:
-    chosen = {"block_m": 128, "block_k": 64, "group_m": 8, "num_warps": 8, "split_k": 1, "repack": 0, **knobs}
+    chosen = {
+        "block_m": 128,
+        "block_k": 64,
+        "group_m": 8,
+        "num_warps": 8,
+        "split_k": 1,
+        "repack": 0,
+        "a_held": 0,
+        **knobs,
+    }
     inputs, out = MATMUL.make_inputs(workload, 0, "meta"), MATMUL.empty_output(workload, "meta")
     kernel = importlib.import_module(STREAM_K_WARP_SPECIALIZED.kernel_module)
     with triton_adapter.targeting(H100):
         compiled = triton_adapter.compile_launch(kernel.plan(inputs, out, chosen, workload.epilogue)[-1])
     code = compiled.asm["ptx"]
     assert code.count("wgmma.mma_async") == 2 * 4 * len([piece for piece in pieces(int(knobs["block_n"])) if piece])
+    assert not knobs.get("a_held") or code.count("ldmatrix") == 2 * 2 * 4
     # parts are left and fetched two numbers a thread, and announced
     streams = bool(knobs["stream_waves"])
     assert ("st.global.v2" in code and "ld.global.cg.v2" in code) == streams
