@@ -75,20 +75,23 @@ def sk_prefetch(
 
 
 @gluon.jit
+def sk_add_parts(x, parts, first, program, column, SLOT: gl.constexpr, COLUMNS: gl.constexpr):
+    """x, columns `column` and on of a piece of COLUMNS columns, and what programs first to program - 1 have left."""
+    places = sk_places(x, column, COLUMNS)
+    for helper in range(first, program):
+        x += gl.load(parts + helper * SLOT + places, cache_modifier=".cg")
+    return x
+
+
+@gluon.jit
 def sk_finish_part(
-    x, c, c_ring, out, operands, parts, first, program, row, col, column, M, N, stride_cm, stride_cn,
-    SLOT: gl.constexpr, COLUMNS: gl.constexpr, STREAM: gl.constexpr, STORE: gl.constexpr, STEPS: gl.constexpr,
-):  # fmt: skip
-    """Add what programs first to program - 1 have left, run the epilogue and store: columns `column` and on of a piece
-    of COLUMNS columns."""
-    if STREAM:
-        places = sk_places(x, column, COLUMNS)
-        for helper in range(first, program):
-            x += gl.load(parts + helper * SLOT + places, cache_modifier=".cg")
+    x, c, c_ring, out, operands, row, col, M, N, stride_cm, stride_cn, STORE: gl.constexpr, STEPS: gl.constexpr
+):
+    """Run the epilogue and store the tile at (row, col)."""
     rows = row + gl.arange(0, x.shape[0], gl.SliceLayout(1, x.type.layout))
-    cols = col + column + gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))
+    cols = col + gl.arange(0, x.shape[1], gl.SliceLayout(0, x.type.layout))
     x = short_finish(x, operands, 0, rows, cols, M, N, STEPS)
-    ws_store(x, c, c_ring, out, row, col + column, M, N, stride_cm, stride_cn, STORE)
+    ws_store(x, c, c_ring, out, row, col, M, N, stride_cm, stride_cn, STORE)
 
 
 @gluon.jit
@@ -97,29 +100,32 @@ def sk_finish(
     SLOT: gl.constexpr, COLUMNS: gl.constexpr, PARTS: gl.constexpr, STREAM: gl.constexpr, STORE: gl.constexpr,
     STEPS: gl.constexpr,
 ):  # fmt: skip
-    """`sk_finish_part` for the first `count` of PARTS parts of a piece. They run through the same instructions, which
-    take longer to come from memory than to execute where a program has one tile."""
+    """Add to a piece of COLUMNS columns what programs first to program - 1 have left, and finish the first `count` of
+    its PARTS parts. They run through the same instructions, which take longer to come from memory than to execute
+    where a program has one tile."""
     WIDTH: gl.constexpr = COLUMNS // PARTS
-    if PARTS == 1:
-        sk_finish_part(
-            x, c, c_ring, out, operands, parts, first, program, row, col, 0, M, N, stride_cm, stride_cn,
-            SLOT, COLUMNS, STREAM, STORE, STEPS,
-        )  # fmt: skip
-    elif PARTS == 2:
-        part, other = ws_halves(x)
-        for i in range(count):
-            sk_finish_part(
-                part, c, c_ring, out, operands, parts, first, program, row, col, i * WIDTH, M, N, stride_cm, stride_cn,
-                SLOT, COLUMNS, STREAM, STORE, STEPS,
-            )  # fmt: skip
-            part = other
+    if PARTS <= 2:
+        if STREAM:
+            x = sk_add_parts(x, parts, first, program, 0, SLOT, COLUMNS)
+        if PARTS == 1:
+            sk_finish_part(x, c, c_ring, out, operands, row, col, M, N, stride_cm, stride_cn, STORE, STEPS)
+        else:
+            part, other = ws_halves(x)
+            for i in range(count):
+                sk_finish_part(
+                    part, c, c_ring, out, operands, row, col + i * WIDTH, M, N, stride_cm, stride_cn, STORE, STEPS
+                )  # fmt: skip
+                part = other
     else:
         left, right = ws_halves(x)
+        if STREAM:
+            # half of the piece at once: as many loads are under way as there are registers for
+            left = sk_add_parts(left, parts, first, program, 0, SLOT, COLUMNS)
+            right = sk_add_parts(right, parts, first, program, COLUMNS // 2, SLOT, COLUMNS)
         part, second = ws_halves(left)
         third, fourth = ws_halves(right)
         for i in range(count):
             sk_finish_part(
-                part, c, c_ring, out, operands, parts, first, program, row, col, i * WIDTH, M, N, stride_cm, stride_cn,
-                SLOT, COLUMNS, STREAM, STORE, STEPS,
+                part, c, c_ring, out, operands, row, col + i * WIDTH, M, N, stride_cm, stride_cn, STORE, STEPS
             )  # fmt: skip
             part, second, third = second, third, fourth

@@ -24,6 +24,7 @@ NAMES = (
         "sk_multiply_held",
         "sk_places",
         "sk_wait",
+        "sk_add_parts",
         "sk_finish_part",
         "sk_finish",
         "sk_consumer",
