@@ -1,8 +1,10 @@
 """What programs that share tiles out have to do with each other: who computes what, parts of tiles that one leaves and
 another fetches, and the way of a finished tile out (Hopper, for `stream_k_warp_specialized_kernel`)."""
 
+import triton
 import triton.experimental.gluon as gluon
 import triton.experimental.gluon.language as gl
+from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 
 from kernelwright.kernels.matmul.epilogue_kernel import operation_of, step_at, step_count, where_of
 from kernelwright.kernels.matmul.short_epilogue_kernel import short_finish
@@ -129,3 +131,18 @@ def sk_finish(
                 part, c, c_ring, out, operands, row, col + i * WIDTH, M, N, stride_cm, stride_cn, STORE, STEPS
             )  # fmt: skip
             part, second, third = second, third, fourth
+
+
+def sharing_programs(tiles, k_steps, most):
+    """How many programs, of at most `most`, share out the steps of tiles that are fewer than these: no more than are
+    needed for the longest share to be as short as it can be, so that shares tend to begin and end with tiles."""
+    if tiles >= most:
+        return most
+    return triton.cdiv(tiles * k_steps, triton.cdiv(tiles * k_steps, most))
+
+
+def result_descriptor(out, rows, columns):
+    """A descriptor of out [M, N] for boxes of `rows` rows of up to `columns` columns, at most 128 bytes of each."""
+    line = min(columns * out.element_size(), 128)
+    layout = gl.NVMMASharedLayout(line, 8 * out.element_size(), 2)
+    return GluonDescriptor(out, list(out.shape), list(out.stride()), [rows, line // out.element_size()], layout)

@@ -18,10 +18,17 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_init,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 
 from kernelwright.kernels.matmul.epilogue_kernel import chain_of, tile_of
-from kernelwright.kernels.matmul.shared_parts_kernel import sk_finish, sk_places, sk_prefetch, sk_share, sk_wait
+from kernelwright.kernels.matmul.shared_parts_kernel import (
+    result_descriptor,
+    sharing_programs,
+    sk_finish,
+    sk_places,
+    sk_prefetch,
+    sk_share,
+    sk_wait,
+)
 from kernelwright.kernels.matmul.short_epilogue_kernel import is_long
 from kernelwright.kernels.matmul.stream_k_kernel import piece_of, program_of, streamed_tiles
 from kernelwright.kernels.matmul.warp_specialized_kernel import (
@@ -351,13 +358,6 @@ def matmul_stream_k_warp_specialized(
     )  # fmt: skip
 
 
-def result_descriptor(out, rows, columns):
-    """A descriptor of out [M, N] for boxes of `rows` rows of up to `columns` columns, at most 128 bytes of each."""
-    line = min(columns * out.element_size(), 128)
-    layout = gl.NVMMASharedLayout(line, 8 * out.element_size(), 2)
-    return GluonDescriptor(out, list(out.shape), list(out.stride()), [rows, line // out.element_size()], layout)
-
-
 def plan(inputs, out, knobs, epilogue):
     """Launches that write epilogue(a @ b) to out. inputs: a [M, K], b [K, N] and the epilogue's operands."""
     a, b = inputs["a"], inputs["b"]
@@ -380,7 +380,7 @@ def plan(inputs, out, knobs, epilogue):
     waves = knobs["stream_waves"]
     programs, stream_tiles, parts, flags = ws_programs(a, tiles), 0, None, None
     if waves:
-        programs = ws_programs(a, tiles * k_steps)
+        programs = sharing_programs(tiles, k_steps, ws_programs(a, tiles * k_steps))
         stream_tiles = streamed_tiles(tiles, programs, waves)
         parts = torch.empty((programs, block_m * block_n), dtype=torch.float32, device=a.device)
         flags = torch.zeros((programs, 2), dtype=torch.int32, device=a.device)

@@ -290,6 +290,22 @@ def test_parts_of_tiles_of_256_rows_meet_again_subtile_by_subtile() -> None:
     assert right
 
 
+@pytest.mark.parametrize(("tiles", "k_steps"), [(64, 16), (80, 128), (1, 700), (131, 8), (132, 8), (300, 71), (3, 1)])
+def test_no_more_programs_share_tiles_out_than_the_longest_share_needs(tiles: int, k_steps: int) -> None:
+    kernel = importlib.import_module(STREAM_K_WARP_SPECIALIZED.kernel_module)
+    most = min(132, tiles * k_steps)
+    programs = kernel.sharing_programs(tiles, k_steps, most)
+    assert 1 <= programs <= most
+    assert programs == most or tiles < most
+    longest = -(-tiles * k_steps // programs)
+    assert tiles >= most or longest == -(-tiles * k_steps // most)
+
+
+def test_two_programs_share_each_tile_where_that_comes_out_even() -> None:
+    kernel = importlib.import_module(STREAM_K_WARP_SPECIALIZED.kernel_module)
+    assert kernel.sharing_programs(64, 16, 132) == 128
+
+
 def test_the_simulation_finds_programs_that_do_not_wait() -> None:
     outcomes = []
     for seed in range(3):
