@@ -42,10 +42,15 @@ def _widths(problem: Problem, knobs: Knobs) -> tuple[int, int]:
     return sum(head_parts(problem.head_dim, split)), sum(head_parts(problem.v_dim, split))
 
 
+SHARED_BYTES = 232448
+"""Shared memory of a block on sm_90."""
+
+
 def _shared(problem: Problem, knobs: Knobs) -> int:
     k_width, v_width = _widths(problem, knobs)
     ring = number(knobs, "block_n") * (k_width + v_width) * number(knobs, "num_stages")
-    return (ring + ROWS * k_width) * element_bytes(problem) + 256
+    one, two = ((ring + tiles * ROWS * k_width) * element_bytes(problem) for tiles in (1, 2))
+    return two + 256 if two + 1024 <= SHARED_BYTES else one + 256
 
 
 def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:

@@ -3,7 +3,9 @@
 A warpgroup has the product of the last block's weights and values in flight while it makes the weights of the next
 block; the two may take turns on the tensor cores, so that one's softmax runs beside the other's products. Blocks of
 keys are taken from the last one down: those that need comparing come first. Programs stay on their multiprocessor and
-go through the tiles of queries forth and back, so that long and short rows of a causal mask even out.
+go through the tiles of queries forth and back, so that long and short rows of a causal mask even out. Where shared
+memory has room for two tiles of queries, those of the next one arrive, and the result of the last one leaves, beside
+the products of this one.
 """
 
 import torch
@@ -40,19 +42,21 @@ def fa_producer(
     tiles = gl.cdiv(len_q, 128)
     D0: gl.constexpr = k0_ring.shape[4]
     V0: gl.constexpr = v0_ring.shape[4]
+    SLOTS: gl.constexpr = q0_ring.shape[0] // 2
     step = 0
     for turn in range(fa_turns(tiles, pairs)):
         tile, pair = fa_tile(turn, tiles, pairs, section)
         batch = pair // heads
         head = pair % heads
+        slot = turn % SLOTS
         first, _, _, last = fa_blocks(tile, len_q, len_k, shift, 128, BLOCK_N, CAUSAL, WINDOW)
-        mbarrier.wait(q_empty.index(0), (turn & 1) ^ 1)
-        mbarrier.expect(q_full.index(0), 2 * 128 * (D0 + D1))
+        mbarrier.wait(q_empty.index(slot), ((turn // SLOTS) & 1) ^ 1)
+        mbarrier.expect(q_full.index(slot), 2 * 128 * (D0 + D1))
         for half in gl.static_range(2):
             row = tile * 128 + half * 64
-            fa_load(q0, [batch, head, row, 0], q_full.index(0), q0_ring.index(half))
+            fa_load(q0, [batch, head, row, 0], q_full.index(slot), q0_ring.index(2 * slot + half))
             if D1 > 0:
-                fa_load(q1, [batch, head, row, D0], q_full.index(0), q1_ring.index(half))
+                fa_load(q1, [batch, head, row, D0], q_full.index(slot), q1_ring.index(2 * slot + half))
         for i in range(first - last + 1):
             key = (first - i) * BLOCK_N
             stage = step % STAGES
@@ -71,6 +75,22 @@ def fa_producer(
 
 
 @gluon.jit
+def fa_free(empty):
+    """Give a buffer back when the copy engine has read the result in it."""
+    # only the thread that started the copies waits for them
+    tma.store_wait(0)
+    fa_barrier()
+    mbarrier.arrive(empty, count=1)
+
+
+@gluon.jit
+def fa_free_last(turn, empty):
+    """Give the buffer of the turn before back, if there was one."""
+    if turn > 0:
+        fa_free(empty)
+
+
+@gluon.jit
 def fa_consumer(
     WHICH: gl.constexpr, out0, out1, out_ptr, lse_ptr, q0_ring, q1_ring, k0_ring, k1_ring, v0_ring, v1_ring,
     q_full, q_empty, k_full, k_empty, v_full, v_empty, order, len_q, len_k, shift, heads, pairs, section, v_dim,
@@ -84,9 +104,8 @@ def fa_consumer(
     SUMS0: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, V0, 16])
     SUMS1: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, V1 if V1 > 0 else V0, 16])
     ROWS: gl.constexpr = gl.SliceLayout(1, SCORES)
+    SLOTS: gl.constexpr = q0_ring.shape[0] // 2
     tiles = gl.cdiv(len_q, 128)
-    q0_tile = q0_ring.index(WHICH).reshape((64, D0))
-    q1_tile = q1_ring.index(WHICH).reshape((64, D1 if D1 > 0 else D0))
     step = 0
     taken = 0
     for turn in range(fa_turns(tiles, pairs)):
@@ -94,6 +113,9 @@ def fa_consumer(
         batch = pair // heads
         head = pair % heads
         first, masked_end, whole_end, last = fa_blocks(tile, len_q, len_k, shift, 128, BLOCK_N, CAUSAL, WINDOW)
+        slot = turn % SLOTS
+        q0_tile = q0_ring.index(2 * slot + WHICH).reshape((64, D0))
+        q1_tile = q1_ring.index(2 * slot + WHICH).reshape((64, D1 if D1 > 0 else D0))
         row = tile * 128 + WHICH * 64
         rows = row + gl.arange(0, 64, ROWS)
         places = rows + shift
@@ -103,11 +125,13 @@ def fa_consumer(
         acc1 = acc0
         if V1 > 0:
             acc1 = gl.zeros([64, V1], gl.float32, SUMS1)
-        mbarrier.wait(q_full.index(0), turn & 1)
+        mbarrier.wait(q_full.index(slot), (turn // SLOTS) & 1)
         mbarrier.wait(k_full.index(step % STAGES), (step // STAGES) & 1)
         s = fa_scores(q0_tile, q1_tile, k0_ring, k1_ring, step % STAGES, BLOCK_N, D0, D1, SCORES)
         s = warpgroup_mma_wait(0, deps=(s,))
         mbarrier.arrive(k_empty.index(step % STAGES), count=1)
+        if TMA_STORE and SLOTS > 1:
+            fa_free_last(turn, q_empty.index(1 - slot))
         weights, _, m, norm = fa_softmax(
             s, m, norm, places, first * BLOCK_N, len_k, factor, cap, True, CAUSAL, WINDOW, SOFTCAP
         )  # fmt: skip
@@ -145,22 +169,22 @@ def fa_consumer(
             acc0 = warpgroup_mma_wait(0, deps=(sum0,))
         mbarrier.arrive(v_empty.index(stage), count=1)
         acc0 = acc0 * gl.convert_layout(inverse, gl.SliceLayout(1, SUMS0))[:, None]
-        # the queries' buffer, read for the last time, takes the result
+        # the buffer of the queries, read for the last time, takes the result
         fa_write(
-            acc0, out0, out_ptr, q0_ring.index(WHICH), batch, head, row, 0, len_q, v_dim,
+            acc0, out0, out_ptr, q0_ring.index(2 * slot + WHICH), batch, head, row, 0, len_q, v_dim,
             stride_ob, stride_oh, stride_os, stride_od, V0, TMA_STORE,
         )  # fmt: skip
         if V1 > 0:
             acc1 = acc1 * gl.convert_layout(inverse, gl.SliceLayout(1, SUMS1))[:, None]
             fa_write(
-                acc1, out1, out_ptr, q1_ring.index(WHICH), batch, head, row, V0, len_q, v_dim,
+                acc1, out1, out_ptr, q1_ring.index(2 * slot + WHICH), batch, head, row, V0, len_q, v_dim,
                 stride_ob, stride_oh, stride_os, stride_od, V1, TMA_STORE,
             )  # fmt: skip
-        if TMA_STORE:
-            # only the thread that started the copies waits for them
-            tma.store_wait(0)
-            fa_barrier()
-        mbarrier.arrive(q_empty.index(0), count=1)
+        if not TMA_STORE:
+            mbarrier.arrive(q_empty.index(slot), count=1)
+        elif SLOTS == 1:
+            fa_free(q_empty.index(0))
+    tma.store_wait(0)
 
 
 @gluon.jit
@@ -201,29 +225,31 @@ def attention_warp_specialized(
     cap, stride_ob, stride_oh, stride_os, stride_od, stride_lb, stride_lh,
     BLOCK_N: gl.constexpr, STAGES: gl.constexpr, GROUP: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
     SOFTCAP: gl.constexpr, D0: gl.constexpr, D1: gl.constexpr, V0: gl.constexpr, V1: gl.constexpr,
-    PINGPONG: gl.constexpr, TMA_STORE: gl.constexpr, LSE: gl.constexpr,
+    PINGPONG: gl.constexpr, TMA_STORE: gl.constexpr, LSE: gl.constexpr, SLOTS: gl.constexpr,
 ):  # fmt: skip
-    """pairs: sequences times heads. section: how many of them a run of programs shares. Tiles are of 128 queries."""
-    q0_ring = gl.allocate_shared_memory(q0.dtype, [2, 1, 1, 64, D0], q0.layout)
+    """pairs: sequences times heads. section: how many of them a run of programs shares. Tiles are of 128 queries, of
+    which SLOTS are in shared memory."""
+    q0_ring = gl.allocate_shared_memory(q0.dtype, [2 * SLOTS, 1, 1, 64, D0], q0.layout)
     k0_ring = gl.allocate_shared_memory(k0.dtype, [STAGES, 1, 1, BLOCK_N, D0], k0.layout)
     v0_ring = gl.allocate_shared_memory(v0.dtype, [STAGES, 1, 1, BLOCK_N, V0], v0.layout)
     q1_ring = q0_ring
     k1_ring = k0_ring
     v1_ring = v0_ring
     if D1 > 0:
-        q1_ring = gl.allocate_shared_memory(q1.dtype, [2, 1, 1, 64, D1], q1.layout)
+        q1_ring = gl.allocate_shared_memory(q1.dtype, [2 * SLOTS, 1, 1, 64, D1], q1.layout)
         k1_ring = gl.allocate_shared_memory(k1.dtype, [STAGES, 1, 1, BLOCK_N, D1], k1.layout)
     if V1 > 0:
         v1_ring = gl.allocate_shared_memory(v1.dtype, [STAGES, 1, 1, BLOCK_N, V1], v1.layout)
-    q_full = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
-    q_empty = gl.allocate_shared_memory(gl.int64, [1, 1], mbarrier.MBarrierLayout())
+    q_full = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
+    q_empty = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
     k_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     k_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     v_empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     order = gl.allocate_shared_memory(gl.int64, [2, 1], mbarrier.MBarrierLayout())
-    mbarrier.init(q_full.index(0), count=1)
-    mbarrier.init(q_empty.index(0), count=2)
+    for i in gl.static_range(SLOTS):
+        mbarrier.init(q_full.index(i), count=1)
+        mbarrier.init(q_empty.index(i), count=2)
     for i in gl.static_range(STAGES):
         mbarrier.init(k_full.index(i), count=1)
         mbarrier.init(v_full.index(i), count=1)
@@ -287,6 +313,12 @@ def attention_programs(tensor, tiles):
     return min(tiles, torch.cuda.get_device_properties(tensor.device).multi_processor_count)
 
 
+def query_slots(d_width, v_width, block_n, stages, element):
+    """Tiles of 128 queries for which shared memory has room beside `stages` blocks of keys and values: 1 or 2."""
+    needed = (2 * 128 * d_width + stages * block_n * (d_width + v_width)) * element
+    return 2 if needed + 1024 <= 232448 else 1
+
+
 def stored_by_tma(out, d_parts, v_parts):
     """Whether a tile of out passes through the queries' buffer to the copy engine. TMA writes whole pieces of 16 bytes:
     at the end of a row that is no such multiple it would run over."""
@@ -320,7 +352,7 @@ def plan(inputs, out, knobs, attributes):
         2.0 * log2e * scale / cap if cap else scale * log2e, cap * log2e, *out.stride(),
         *(lse.stride()[:2] if lse is not None else (0, 0)), block_n, knobs["num_stages"], heads // k.shape[1],
         bool(causal), attributes.get("window", 0), cap > 0, *d_parts, *v_parts, bool(knobs["pingpong"]), tma_store,
-        lse is not None,
+        lse is not None, query_slots(sum(d_parts), sum(v_parts), block_n, knobs["num_stages"], q.element_size()),
     )  # fmt: skip
     programs = attention_programs(q, triton.cdiv(len_q, 128) * pairs)
     return [(attention_warp_specialized, (programs,), args, {"num_warps": 4})]

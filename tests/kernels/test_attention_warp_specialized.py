@@ -46,9 +46,10 @@ class Simulation:
         (d0, d1), (v0, v1) = knobs["d_parts"], knobs["v_parts"]
         q, k, v = (self.inputs[name].double().numpy() for name in ("q", "k", "v"))
         sources = [Descriptor(x, w) for x, w in ((q, d0), (q, d1), (k, d0), (k, d1), (v, v0), (v, v1))]
-        rings = [View(np.full((2, 1, 1, 64, d), np.nan)) for d in (d0, d1 or d0)]
+        slots = knobs["slots"]
+        rings = [View(np.full((2 * slots, 1, 1, 64, d), np.nan)) for d in (d0, d1 or d0)]
         rings += [View(np.full((stages, 1, 1, block_n, d), np.nan)) for d in (d0, d1 or d0, v0, v1 or v0)]
-        counts = [(1, 1), (1, 2), (stages, 1), (stages, 2), (stages, 1), (stages, 2), (2, 1)]
+        counts = [(slots, 1), (slots, 2), (stages, 1), (stages, 2), (stages, 1), (stages, 2), (2, 1)]
         barriers = [[Barrier(count) for _ in range(many)] for many, count in counts]
         shared = [types.SimpleNamespace(index=group.__getitem__) for group in barriers]
         names = self._names(machine, program, None if ordered else barriers[-1])
@@ -115,6 +116,7 @@ class Simulation:
 
 USUAL: dict[str, Any] = {
     "stages": 2,
+    "slots": 2,
     "block_n": 64,
     "section": 1,
     "pingpong": True,
@@ -125,9 +127,13 @@ USUAL: dict[str, Any] = {
 
 CASES: dict[str, tuple[tuple[int, ...], dict[str, Any], dict[str, Any]]] = {
     "one tile, one block": ((1, 1, 100, 50), {}, {}),
+    "many tiles of one block": ((2, 3, 300, 50), {}, {}),
+    "many tiles, one in memory": ((2, 3, 300, 50), {}, {"slots": 1}),
+    "many tiles, plain stores": ((2, 3, 300, 50), {}, {"tma_store": False}),
     "many blocks": ((1, 2, 140, 300), {}, {"stages": 3}),
     "one stage": ((1, 1, 140, 200), {}, {"stages": 1}),
     "causal": ((1, 3, 300, 300), {"causal": "bottom_right"}, {"section": 4}),
+    "causal, one tile in memory": ((1, 3, 300, 300), {"causal": "bottom_right"}, {"section": 4, "slots": 1}),
     "causal, wide blocks": ((1, 1, 300, 300), {"causal": "bottom_right"}, {"block_n": 128, "pingpong": False}),
     "top left": ((1, 2, 300, 130), {"causal": "top_left"}, {}),
     "rows without keys": ((1, 1, 300, 130), {"causal": "bottom_right"}, {}),
@@ -135,7 +141,7 @@ CASES: dict[str, tuple[tuple[int, ...], dict[str, Any], dict[str, Any]]] = {
     "window": ((1, 1, 300, 300), {"causal": "bottom_right", "window": 100}, {}),
     "window past the keys": ((1, 1, 400, 100), {"causal": "top_left", "window": 30}, {}),
     "window alone": ((1, 1, 200, 300), {"window": 150}, {}),
-    "soft cap": ((1, 1, 200, 200), {"causal": "bottom_right", "softcap": 2.0}, {"tma_store": False}),
+    "soft cap": ((1, 1, 200, 200), {"causal": "bottom_right", "softcap": 2.0}, {"tma_store": False, "slots": 1}),
     "two parts": ((1, 2, 200, 200, 24, 40), {}, {"d_parts": (16, 16), "v_parts": (32, 16), "tma_store": False}),
     "two parts of keys": ((1, 1, 200, 200, 48, 20), {}, {"d_parts": (32, 16), "v_parts": (16, 16)}),
 }
