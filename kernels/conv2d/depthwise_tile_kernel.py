@@ -135,7 +135,7 @@ def depthwise_tile_results(
                     acc = acc[: row * TILE] + sums + acc[row * TILE + TILE :]
     done = ()
     for at in tl.static_range(ROWS * TILE):
-        one = acc[at]
+        one = acc[at]  # type: ignore[var-annotated]
         if y_ptr.dtype.element_ty.is_floating():
             one = one.to(tl.float32)
         if STEPS != "":

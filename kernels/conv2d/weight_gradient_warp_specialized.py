@@ -1,5 +1,5 @@
 """Template "weight_gradient_warp_specialized": a loading warp and two multiplying warpgroups, in Gluon; Hopper,
-16-bit types; images that are not NHWC are copied."""
+16-bit types, and fp32 as sums of narrow parts; images that are not NHWC are copied."""
 
 from __future__ import annotations
 
@@ -50,6 +50,12 @@ LEAST_SHARE = 0.06
 LEAST_INTENSITY = 0.7
 """Tiles that load more for each product than the best ones, divided by this, are not offered."""
 
+PARTS_OF_A_NUMBER = {"bf16x3": 2, "bf16x6": 3}
+"""Precisions in which fp32 is multiplied, and of how many bf16 parts they make a number."""
+
+MOST_SUMS, MOST_SUMS_TWICE = 160, 64
+"""Sums of a thread that fit its registers, once, and twice: those of parts are added up a second time."""
+
 STAGES = (2, 3, 4, 5, 6, 8)
 BLOCKS_K, TILES_H, TILES_W = (32, 64, 128), (1, 2, 4, 8, 16), (1, 2, 4, 8, 16, 32, 64, 128)
 BLOCKS_M, BLOCKS_N, COLUMN_BLOCKS = (64, 128, 256), (64, 128, 256), (1, 2, 3, 4, 5, 6, 8, 10)
@@ -58,7 +64,8 @@ BLOCKS_M, BLOCKS_N, COLUMN_BLOCKS = (64, 128, 256), (64, 128, 256), (1, 2, 3, 4,
 def _knobs(given: Problem, device: DeviceSpec, precisions: tuple[str, ...]) -> list[Knob]:
     problem = packed_problem(given)
     shapes = itertools.product(BLOCKS_M, BLOCKS_N, COLUMN_BLOCKS)
-    possible = {split for shape in shapes if _fits(*shape) is None for split in _splits(problem, device, shape)}
+    fitting = [shape for shape in shapes if _fits(problem, *shape) is None]
+    possible = {split for shape in fitting for split in _splits(problem, device, shape)}
     return [
         Knob("block_m", BLOCKS_M, "log2"),
         Knob("block_n", BLOCKS_N, "log2"),
@@ -76,8 +83,14 @@ def _knobs(given: Problem, device: DeviceSpec, precisions: tuple[str, ...]) -> l
         Knob("repack", (int(bool(copied_images(problem))),), "category"),
         # 0 lays rows of an image of few channels side by side: a fact of the problem, too
         Knob("span", (int(problem is given),)),
-        Knob("precision", precisions, "category"),
+        Knob("precision", _precisions(problem, precisions), "category"),
     ]
+
+
+def _precisions(problem: Problem, precisions: tuple[str, ...]) -> tuple[str, ...]:
+    # every budget that fp32 can keep to admits some
+    several = tuple(precision for precision in precisions if precision in PARTS_OF_A_NUMBER)
+    return several if problem.element_bytes == 4 and several else precisions
 
 
 def packed_problem(problem: Problem) -> Problem:
@@ -104,17 +117,23 @@ def packed_problem(problem: Problem) -> Problem:
 
 
 def _shared(problem: Problem, knobs: Knobs) -> int:
-    columns = number(knobs, "block_n") * number(knobs, "column_blocks")
-    return 2 * (number(knobs, "block_m") + columns) * number(knobs, "block_k") * number(knobs, "num_stages") + BARRIERS
+    return _step_bytes(knobs) * number(knobs, "num_stages") + BARRIERS
 
 
-def _fits(block_m: int, block_n: int, column_blocks: int) -> str | None:
+def _step_bytes(knobs: Knobs) -> int:
+    """Bytes of a stage of the ring."""
+    rows = number(knobs, "block_m") + number(knobs, "block_n") * number(knobs, "column_blocks")
+    return 2 * rows * number(knobs, "block_k") * PARTS_OF_A_NUMBER.get(str(knobs["precision"]), 1)
+
+
+def _fits(problem: Problem, block_m: int, block_n: int, column_blocks: int) -> str | None:
     """Why two warpgroups cannot share such a tile, or not well."""
+    most = MOST_SUMS if problem.element_bytes == 2 else MOST_SUMS_TWICE
     if block_m == PANEL and column_blocks % 2:
         return "two warpgroups share out the column blocks of 64 output channels, an even number"
     each = block_m * block_n * column_blocks // 256
-    if each > 160:
-        return f"a thread would hold {each} sums, 160 fit"
+    if each > most:
+        return f"a thread would hold {each} sums, {most} fit"
     return f"a thread would hold {each} sums: larger tiles exist" if each < 64 and block_m > PANEL else None
 
 
@@ -152,7 +171,8 @@ def pixel_grid(problem: Problem) -> tuple[int, int, int]:
     """(images, rows, columns) of pixels that are summed over; one tap's pixels are one long row where memory allows."""
     plain = (problem.r, problem.s, problem.stride, problem.padding) == (1, 1, (1, 1), (0, 0))
     copied = copied_images(problem)
-    if plain and all(name in copied or _even(problem, name) for name in ("x", "out")):
+    # boxes of a row of all pixels would reach from one part of fp32 images into the next
+    if plain and problem.element_bytes == 2 and all(name in copied or _even(problem, name) for name in ("x", "out")):
         return 1, 1, gemm_of(problem).k
     return problem.n, *problem.out_size
 
@@ -174,8 +194,9 @@ def offered_boxes(problem: Problem) -> frozenset[tuple[int, int, int]]:
     """(block_k, rows, columns) of boxes of pixels with few that lie outside, and of as few images as these have."""
     grid, shares = pixel_grid(problem), {}
     for block_k, height, width in itertools.product(BLOCKS_K, TILES_H, TILES_W):
-        if height * width <= block_k:
-            images = block_k // (height * width)
+        images = max(1, block_k // (height * width))
+        # nor may boxes of several images
+        if images * height * width == block_k and (problem.element_bytes == 2 or not problem.n % images):
             shares[images, height, width] = _useful(grid, (images, height, width))
     best = max(shares.values())
     kept = {box: share for box, share in shares.items() if share >= LEAST_USEFUL * best}
@@ -208,7 +229,7 @@ def _useful_tiles(problem: Problem) -> dict[tuple[int, int, int], float]:
     useful = {}
     for shape in itertools.product(BLOCKS_M, BLOCKS_N, COLUMN_BLOCKS):
         needed = shape[0] <= max(PANEL, power_over(gemm.m)) and shape[1] <= max(PANEL, power_over(channels))
-        if needed and _fits(*shape) is None:
+        if needed and _fits(problem, *shape) is None:
             useful[shape] = gemm.batch * gemm.m * gemm.n / (_tiles(problem, shape) * math.prod(shape))
     return useful
 
@@ -218,7 +239,11 @@ def _constraints(given: Problem, device: DeviceSpec) -> list[Constraint]:
     words = _unfit(problem, device)
     if words is not None or problem.result != "w":
         return [directions(problem, "weight_gradient"), Constraint("tma", lambda knobs: words)]
-    return [_box_constraint(problem), *_tile_constraints(problem, device), *_sum_constraints(given, problem, device)]
+    return [
+        _box_constraint(problem),
+        *_tile_constraints(problem, device),
+        *_sum_constraints(given, problem, device),
+    ]
 
 
 def _unfit(problem: Problem, device: DeviceSpec) -> str | None:
@@ -226,7 +251,7 @@ def _unfit(problem: Problem, device: DeviceSpec) -> str | None:
         return f"is written for sm_90, the device is {device.architecture}"
     if not problem.n:
         return "needs at least one image"
-    if problem.element_bytes != 2:
+    if problem.element_bytes not in (2, 4):
         return "the tensor cores read turned operands of 16-bit elements only"
     inner, outer = problem.c // problem.groups, problem.k // problem.groups
     if problem.groups > 1 and (inner % 8 or outer % 8):
@@ -241,7 +266,9 @@ def _unfit(problem: Problem, device: DeviceSpec) -> str | None:
 
 
 def copied_images(problem: Problem) -> tuple[str, ...]:
-    """Images that the engine cannot read as they lie, or not in strides."""
+    """Images that the engine cannot read as they lie, or not in strides; all that are divided into parts."""
+    if problem.element_bytes == 4:
+        return "x", "out"
     found = []
     for name in ("x", "out"):
         repeated = problem.n > 1 and not problem.layouts[name].strides[0]
@@ -252,14 +279,14 @@ def copied_images(problem: Problem) -> tuple[str, ...]:
     return tuple(found)
 
 
-def copied_bytes(problem: Problem) -> int:
-    """Bytes of the copies: channels in whole pieces, rows and columns of x in whole strides."""
+def copied_bytes(problem: Problem, parts: int) -> int:
+    """Bytes of the copies: channels in whole pieces, rows and columns of x in whole strides, each part of a number."""
     total = 0
     for name in copied_images(problem):
         images, channels, *sizes = problem.shapes[name]
         steps = [problem.stride[i] if name == "x" and splits(problem, i) else 1 for i in (0, 1)]
         room = [math.ceil(size / step) * step for size, step in zip(sizes, steps, strict=True)]
-        total += images * math.ceil(channels / 8) * TMA_ALIGNMENT * math.prod(room)
+        total += images * math.ceil(channels / 8) * TMA_ALIGNMENT * math.prod(room) * parts
     return total
 
 
@@ -280,15 +307,14 @@ def _tile_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
     offered = offered_tiles(problem)
 
     def shape(knobs: Knobs) -> str | None:
-        words = _fits(*_tile(knobs))
+        words = _fits(problem, *_tile(knobs))
         if words is not None or _tile(knobs) in offered:
             return words
         shapes = "; ".join(f"{m} x {blocks} blocks of {n}" for m, n, blocks in sorted(offered))
         return f"tiles of which most is part of the gradient and which load little: {shapes}"
 
     def ring(knobs: Knobs) -> str | None:
-        block_m, block_n, blocks = _tile(knobs)
-        step = 2 * (block_m + block_n * blocks) * number(knobs, "block_k")
+        step = _step_bytes(knobs)
         steps = math.ceil(gemm_of(problem).k / (number(knobs, "block_k") * number(knobs, "split_k")))
         fitting = [x for x in STAGES if x * step + BARRIERS <= device.shared_memory_bytes and x <= max(steps + 1, 2)]
         if number(knobs, "num_stages") == max(fitting, default=0):
@@ -312,7 +338,8 @@ def _sum_constraints(given: Problem, problem: Problem, device: DeviceSpec) -> li
     def workspace(knobs: Knobs) -> str | None:
         if problem.workspace_bytes is None:
             return None
-        needed = workspace_of(problem, knobs) + copied_bytes(problem)
+        parts = PARTS_OF_A_NUMBER.get(str(knobs["precision"]), 1)
+        needed = workspace_of(problem, knobs) + copied_bytes(problem, parts)
         if problem is not given:
             packed = problem.layouts["x"].strides[0] * problem.n * problem.element_bytes
             needed += packed + (4 * math.prod(problem.shapes["w"]) if number(knobs, "split_k") == 1 else 0)

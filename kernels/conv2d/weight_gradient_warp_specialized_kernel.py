@@ -6,9 +6,10 @@ neighbouring blocks are neighbouring channels, then the next tap. A step of the 
 for every column block, the box of x that its tap meets: moved by the tap, with zeros where there is no image. Boxes
 behind the end of d_out are zero, so that any shape of box serves any image. Tiles of 64 output channels share out their
 column blocks between the warpgroups, larger ones their output channels.
-"""
 
-import itertools
+fp32 images come as PARTS bf16 images, one after the other, whose sum they are: a step multiplies several pairs of
+parts. Tensor cores cut partial sums, so that after CHUNK steps these are added to sums in fp32.
+"""
 
 import torch
 import triton
@@ -21,49 +22,24 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_init,
     warpgroup_mma_wait,
 )
-from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDescriptor
 
 from kernelwright.kernels.conv2d.conv_reduce_kernel import conv_parts, part_strides
-from kernelwright.kernels.conv2d.layout_copy_kernel import nhwc_copy
+from kernelwright.kernels.conv2d.implicit_gemm_parts_kernel import parts_of
+from kernelwright.kernels.conv2d.pixel_boxes_kernel import (
+    box_descriptor,
+    boxes_of,
+    pixel_lines,
+    stacked_parts,
+    wgrad_boxes,
+    wgrad_place,
+    wgrad_tiles,
+)
 from kernelwright.kernels.conv2d.resident_arrange_kernel import packed_image
-from kernelwright.kernels.conv2d.tma_view_kernel import conv_geometry, image_view, met_by, safe_strides
+from kernelwright.kernels.conv2d.tma_view_kernel import conv_geometry, image_view, met_by
 from kernelwright.kernels.conv2d.weight_parts_kernel import sum_weight_parts_launch
 
 # triton 3.6 has the second name, 3.8 the first
 wgrad_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
-
-
-@gluon.jit
-def wgrad_tiles(
-    ROWS, CHANNELS, GROUPS: gl.constexpr, TAPS: gl.constexpr,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, UNITS: gl.constexpr,
-):  # fmt: skip
-    """How many tiles the gradient has."""
-    return gl.cdiv(ROWS, BLOCK_M) * gl.cdiv(TAPS * gl.cdiv(CHANNELS, BLOCK_N), UNITS) * GROUPS
-
-
-@gluon.jit
-def wgrad_place(
-    item, tiles, ROWS, CHANNELS, TAPS: gl.constexpr,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, UNITS: gl.constexpr,
-):  # fmt: skip
-    """(part of the sum, group, first row, first column block) of an item; items of the same pixels are neighbours."""
-    tiles_m = gl.cdiv(ROWS, BLOCK_M)
-    tiles_n = gl.cdiv(TAPS * gl.cdiv(CHANNELS, BLOCK_N), UNITS)
-    tile = item % tiles
-    group = tile // (tiles_m * tiles_n)
-    tile = tile % (tiles_m * tiles_n)
-    return item // tiles, group, tile // tiles_n * BLOCK_M, tile % tiles_n * UNITS
-
-
-@gluon.jit
-def wgrad_boxes(part, N, OUT_H, OUT_W, SPLIT_K, TILE_N: gl.constexpr, TILE_H: gl.constexpr, TILE_W: gl.constexpr):
-    """(first box of pixels, how many) of a part of the sum."""
-    boxes = gl.cdiv(N, TILE_N) * gl.cdiv(OUT_H, TILE_H) * gl.cdiv(OUT_W, TILE_W)
-    each = boxes // SPLIT_K
-    longer = boxes % SPLIT_K
-    first = gl.minimum(part, longer)
-    return part * each + first, each + gl.minimum(part + 1, longer) - first
 
 
 @gluon.jit
@@ -74,10 +50,11 @@ def wgrad_producer(
     SPLIT_H: gl.constexpr, SPLIT_W: gl.constexpr, TAP_STEP_H: gl.constexpr, TAP_STEP_W: gl.constexpr,
     ORIGIN_H: gl.constexpr, ORIGIN_W: gl.constexpr, TILE_N: gl.constexpr, TILE_H: gl.constexpr,
     TILE_W: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, UNITS: gl.constexpr, STAGES: gl.constexpr,
+    PARTS: gl.constexpr,
 ):  # fmt: skip
     D_PANELS: gl.constexpr = BLOCK_M // 64
     X_PANELS: gl.constexpr = BLOCK_N // 64
-    BYTES: gl.constexpr = TILE_N * TILE_H * TILE_W * (BLOCK_M + UNITS * BLOCK_N) * 2
+    BYTES: gl.constexpr = TILE_N * TILE_H * TILE_W * (BLOCK_M + UNITS * BLOCK_N) * (2 * PARTS)
     tiles = wgrad_tiles(ROWS, CHANNELS, GROUPS, R * S, BLOCK_M, BLOCK_N, UNITS)
     tiles_h = gl.cdiv(OUT_H, TILE_H)
     tiles_w = gl.cdiv(OUT_W, TILE_W)
@@ -96,8 +73,10 @@ def wgrad_producer(
             mbarrier.wait(empty.index(stage), ((turn // STAGES) & 1) ^ 1)
             ready = full.index(stage)
             mbarrier.expect(ready, BYTES)
-            for panel in gl.static_range(D_PANELS):
-                wgrad_load(d, [n, i, j, group * ROWS + row + panel * 64], ready, d_ring.index(stage * D_PANELS + panel))
+            for piece in gl.static_range(PARTS * D_PANELS):
+                k = group * ROWS + row + piece % D_PANELS * 64
+                image = n + piece // D_PANELS * N
+                wgrad_load(d, [image, i, j, k], ready, d_ring.index(stage * (PARTS * D_PANELS) + piece))
             tap = first_tap
             c = first_c
             # a number that the compiler does not know: unrolled, this loop would not fit the warp's few registers
@@ -105,18 +84,18 @@ def wgrad_producer(
                 pixel_h, remainder_h = met_by(tap // S, SPLIT_H, STRIDE_H, PAD_H, DILATION_H, TAP_STEP_H, ORIGIN_H)
                 pixel_w, remainder_w = met_by(tap % S, SPLIT_W, STRIDE_W, PAD_W, DILATION_W, TAP_STEP_W, ORIGIN_W)
                 # behind the last tap there is no image, and zeros come
-                image = n if tap < R * S else N
+                image = n if tap < R * S else N * PARTS
                 inner = group * CHANNELS + c
-                slot = (stage * UNITS + unit) * X_PANELS
-                for panel in gl.static_range(X_PANELS):
-                    at = inner + panel * 64
+                for piece in gl.static_range(PARTS * X_PANELS):
+                    at = inner + piece % X_PANELS * 64
+                    place = (stage * PARTS + piece // X_PANELS) * UNITS + unit
+                    slot = x_ring.index(place * X_PANELS + piece % X_PANELS)
+                    from_n = image + piece // X_PANELS * N
                     if SPLIT_H or SPLIT_W:
                         at += remainder_w * stride_remainder
-                        wgrad_load(
-                            x, [image, i + pixel_h, remainder_h, j + pixel_w, at], ready, x_ring.index(slot + panel)
-                        )
+                        wgrad_load(x, [from_n, i + pixel_h, remainder_h, j + pixel_w, at], ready, slot)
                     else:
-                        wgrad_load(x, [image, i + pixel_h, j + pixel_w, at], ready, x_ring.index(slot + panel))
+                        wgrad_load(x, [from_n, i + pixel_h, j + pixel_w, at], ready, slot)
                 c += BLOCK_N
                 if c >= CHANNELS:
                     c = 0
@@ -147,6 +126,7 @@ def wgrad_waited(sums, LEFT: gl.constexpr):
 @gluon.jit
 def wgrad_multiply(
     d_tiles, x_tiles, d_slot, d_slots, first, full, empty, turn, steps, sums, UNITS: gl.constexpr, STAGES: gl.constexpr,
+    PARTS: gl.constexpr, PAIRS: gl.constexpr, D_PARTS: gl.constexpr, X_PARTS: gl.constexpr,
 ):  # fmt: skip
     """Multiply the next `steps` stages of the ring, d_out's channels by the column blocks from `first` on; every stage
     but the last is handed back. The products of one step are in flight when this returns."""
@@ -154,18 +134,57 @@ def wgrad_multiply(
     for step in range(steps):
         stage = turn % STAGES
         mbarrier.wait(full.index(stage), (turn // STAGES) & 1)
-        left = d_tiles.index(stage * d_slots + d_slot).permute((1, 0))
-        started = ()
-        for at in gl.static_range(COUNT):
-            right = x_tiles.index(stage * UNITS + first + at)
-            started = started + (warpgroup_mma(left, right, sums[at], use_acc=step > 0, is_async=True),)  # type: ignore[assignment]
-        waited = wgrad_waited(started, COUNT)
+        for pair in gl.static_range(PAIRS):
+            d_part = stage * PARTS + ((D_PARTS >> (2 * pair)) & 3)
+            x_part = stage * PARTS + ((X_PARTS >> (2 * pair)) & 3)
+            left = d_tiles.index(d_part * d_slots + d_slot).permute((1, 0))
+            started = ()
+            for at in gl.static_range(COUNT):
+                right = x_tiles.index(x_part * UNITS + first + at)
+                more = True if pair > 0 else step > 0
+                started = started + (warpgroup_mma(left, right, sums[at], use_acc=more, is_async=True),)  # type: ignore[assignment]
+            sums = started
+        waited = wgrad_waited(sums, COUNT * PAIRS)
         sums = ()
         for at in gl.static_range(COUNT):
             sums = sums + (warpgroup_mma_init(waited[at]),)
         mbarrier.arrive(empty.index((turn + STAGES - 1) % STAGES), count=1, pred=step > 0)
         turn += 1
     return sums
+
+
+@gluon.jit
+def wgrad_sums(
+    d_tiles, x_tiles, d_slot, d_slots, first, full, empty, turn, steps, layout: gl.constexpr, COUNT: gl.constexpr,
+    ROWS: gl.constexpr, COLS: gl.constexpr, UNITS: gl.constexpr, STAGES: gl.constexpr, PARTS: gl.constexpr,
+    PAIRS: gl.constexpr, D_PARTS: gl.constexpr, X_PARTS: gl.constexpr, CHUNK: gl.constexpr,
+):  # fmt: skip
+    """COUNT sums [ROWS, COLS] over the next `steps` stages of the ring, all of which are handed back."""
+    if CHUNK == 0:
+        sums = wgrad_multiply(
+            d_tiles, x_tiles, d_slot, d_slots, first, full, empty, turn, steps,
+            wgrad_accumulators(COUNT, ROWS, COLS, layout), UNITS, STAGES, PARTS, PAIRS, D_PARTS, X_PARTS,
+        )  # fmt: skip
+        totals = wgrad_waited(sums, 0)
+        # a part without pixels has no steps, and holds no stage
+        mbarrier.arrive(empty.index((turn + steps + STAGES - 1) % STAGES), count=1, pred=steps > 0)
+    else:
+        totals = ()
+        for _ in gl.static_range(COUNT):
+            totals = totals + (gl.zeros((ROWS, COLS), gl.float32, layout),)
+        for begun in range(0, steps, CHUNK):
+            share = gl.minimum(steps - begun, CHUNK)
+            sums = wgrad_multiply(
+                d_tiles, x_tiles, d_slot, d_slots, first, full, empty, turn + begun, share,
+                wgrad_accumulators(COUNT, ROWS, COLS, layout), UNITS, STAGES, PARTS, PAIRS, D_PARTS, X_PARTS,
+            )  # fmt: skip
+            done = wgrad_waited(sums, 0)
+            mbarrier.arrive(empty.index((turn + begun + share + STAGES - 1) % STAGES), count=1)
+            more = ()
+            for at in gl.static_range(COUNT):
+                more = more + (totals[at] + done[at],)  # type: ignore[assignment]
+            totals = more
+    return totals
 
 
 @gluon.jit
@@ -188,6 +207,7 @@ def wgrad_consumer(
     WHICH: gl.constexpr, out, out_strides, stride_part, d_ring, x_ring, full, empty, N, OUT_H, OUT_W, ROWS, CHANNELS,
     SPLIT_K, GROUPS: gl.constexpr, R: gl.constexpr, S: gl.constexpr, TILE_N: gl.constexpr, TILE_H: gl.constexpr,
     TILE_W: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, UNITS: gl.constexpr, STAGES: gl.constexpr,
+    PARTS: gl.constexpr, PAIRS: gl.constexpr, D_PARTS: gl.constexpr, X_PARTS: gl.constexpr, CHUNK: gl.constexpr,
 ):  # fmt: skip
     SHARE: gl.constexpr = 1 if BLOCK_M == 64 else 2
     OWN_ROWS: gl.constexpr = BLOCK_M // SHARE
@@ -199,21 +219,18 @@ def wgrad_consumer(
         version=[3, 0], warps_per_cta=[4, 1], instr_shape=[16, BLOCK_N, 16]
     )
     lines: gl.constexpr = gl.NVMMASharedLayout(128, 16, 2)
-    d_tiles = d_ring._reinterpret(d_ring.dtype, [STAGES * SHARE, PIXELS, OWN_ROWS], lines)
-    x_tiles = x_ring._reinterpret(x_ring.dtype, [STAGES * UNITS, PIXELS, BLOCK_N], lines)
+    d_tiles = d_ring._reinterpret(d_ring.dtype, [STAGES * PARTS * SHARE, PIXELS, OWN_ROWS], lines)
+    x_tiles = x_ring._reinterpret(x_ring.dtype, [STAGES * PARTS * UNITS, PIXELS, BLOCK_N], lines)
     tiles = wgrad_tiles(ROWS, CHANNELS, GROUPS, R * S, BLOCK_M, BLOCK_N, UNITS)
     blocks = gl.cdiv(CHANNELS, BLOCK_N)
     turn = 0
     for item in range(gl.program_id(0), tiles * SPLIT_K, gl.num_programs(0)):
         part, group, row, first_unit = wgrad_place(item, tiles, ROWS, CHANNELS, R * S, BLOCK_M, BLOCK_N, UNITS)
         _, steps = wgrad_boxes(part, N, OUT_H, OUT_W, SPLIT_K, TILE_N, TILE_H, TILE_W)
-        sums = wgrad_accumulators(OWN_UNITS, OWN_ROWS, BLOCK_N, layout)
-        sums = wgrad_multiply(
-            d_tiles, x_tiles, FIRST_ROW // OWN_ROWS, SHARE, FIRST_UNIT, full, empty, turn, steps, sums, UNITS, STAGES
+        done = wgrad_sums(
+            d_tiles, x_tiles, FIRST_ROW // OWN_ROWS, SHARE, FIRST_UNIT, full, empty, turn, steps, layout, OWN_UNITS,
+            OWN_ROWS, BLOCK_N, UNITS, STAGES, PARTS, PAIRS, D_PARTS, X_PARTS, CHUNK,
         )  # fmt: skip
-        done = wgrad_waited(sums, 0)
-        # a part without pixels has no steps, and holds no stage
-        mbarrier.arrive(empty.index((turn + steps + STAGES - 1) % STAGES), count=1, pred=steps > 0)
         for at in gl.static_range(OWN_UNITS):
             unit = first_unit + FIRST_UNIT + at
             wgrad_store(
@@ -228,10 +245,11 @@ def wgrad_consumer_0(
     out, out_strides, stride_part, d_ring, x_ring, full, empty, N, OUT_H, OUT_W, ROWS, CHANNELS, SPLIT_K,
     GROUPS: gl.constexpr, R: gl.constexpr, S: gl.constexpr, TILE_N: gl.constexpr, TILE_H: gl.constexpr,
     TILE_W: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, UNITS: gl.constexpr, STAGES: gl.constexpr,
+    PARTS: gl.constexpr, PAIRS: gl.constexpr, D_PARTS: gl.constexpr, X_PARTS: gl.constexpr, CHUNK: gl.constexpr,
 ):  # fmt: skip
     wgrad_consumer(
         0, out, out_strides, stride_part, d_ring, x_ring, full, empty, N, OUT_H, OUT_W, ROWS, CHANNELS, SPLIT_K,
-        GROUPS, R, S, TILE_N, TILE_H, TILE_W, BLOCK_M, BLOCK_N, UNITS, STAGES,
+        GROUPS, R, S, TILE_N, TILE_H, TILE_W, BLOCK_M, BLOCK_N, UNITS, STAGES, PARTS, PAIRS, D_PARTS, X_PARTS, CHUNK,
     )  # fmt: skip
 
 
@@ -240,10 +258,11 @@ def wgrad_consumer_1(
     out, out_strides, stride_part, d_ring, x_ring, full, empty, N, OUT_H, OUT_W, ROWS, CHANNELS, SPLIT_K,
     GROUPS: gl.constexpr, R: gl.constexpr, S: gl.constexpr, TILE_N: gl.constexpr, TILE_H: gl.constexpr,
     TILE_W: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, UNITS: gl.constexpr, STAGES: gl.constexpr,
+    PARTS: gl.constexpr, PAIRS: gl.constexpr, D_PARTS: gl.constexpr, X_PARTS: gl.constexpr, CHUNK: gl.constexpr,
 ):  # fmt: skip
     wgrad_consumer(
         1, out, out_strides, stride_part, d_ring, x_ring, full, empty, N, OUT_H, OUT_W, ROWS, CHANNELS, SPLIT_K,
-        GROUPS, R, S, TILE_N, TILE_H, TILE_W, BLOCK_M, BLOCK_N, UNITS, STAGES,
+        GROUPS, R, S, TILE_N, TILE_H, TILE_W, BLOCK_M, BLOCK_N, UNITS, STAGES, PARTS, PAIRS, D_PARTS, X_PARTS, CHUNK,
     )  # fmt: skip
 
 
@@ -255,10 +274,11 @@ def conv_weight_gradient_warp_specialized(
     SPLIT_H: gl.constexpr, SPLIT_W: gl.constexpr, TAP_STEP_H: gl.constexpr, TAP_STEP_W: gl.constexpr,
     ORIGIN_H: gl.constexpr, ORIGIN_W: gl.constexpr, TILE_N: gl.constexpr, TILE_H: gl.constexpr,
     TILE_W: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, UNITS: gl.constexpr, STAGES: gl.constexpr,
+    PARTS: gl.constexpr, PAIRS: gl.constexpr, D_PARTS: gl.constexpr, X_PARTS: gl.constexpr, CHUNK: gl.constexpr,
 ):  # fmt: skip
     """N x OUT_H x OUT_W pixels in SPLIT_K parts; ROWS and CHANNELS: output and input channels of a group."""
-    d_ring = gl.allocate_shared_memory(d.dtype, [STAGES * BLOCK_M // 64] + d.block_type.shape, d.layout)
-    x_ring = gl.allocate_shared_memory(x.dtype, [STAGES * UNITS * BLOCK_N // 64] + x.block_type.shape, x.layout)
+    d_ring = gl.allocate_shared_memory(d.dtype, [STAGES * PARTS * BLOCK_M // 64] + d.block_type.shape, d.layout)
+    x_ring = gl.allocate_shared_memory(x.dtype, [STAGES * PARTS * UNITS * BLOCK_N // 64] + x.block_type.shape, x.layout)
     full = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     empty = gl.allocate_shared_memory(gl.int64, [STAGES, 1], mbarrier.MBarrierLayout())
     for i in gl.static_range(STAGES):
@@ -271,6 +291,7 @@ def conv_weight_gradient_warp_specialized(
                 (
                     out, out_strides, stride_part, d_ring, x_ring, full, empty, N, OUT_H, OUT_W, ROWS, CHANNELS,
                     SPLIT_K, GROUPS, R, S, TILE_N, TILE_H, TILE_W, BLOCK_M, BLOCK_N, UNITS, STAGES,
+                    PARTS, PAIRS, D_PARTS, X_PARTS, CHUNK,
                 ),
             ),
             (
@@ -278,6 +299,7 @@ def conv_weight_gradient_warp_specialized(
                 (
                     out, out_strides, stride_part, d_ring, x_ring, full, empty, N, OUT_H, OUT_W, ROWS, CHANNELS,
                     SPLIT_K, GROUPS, R, S, TILE_N, TILE_H, TILE_W, BLOCK_M, BLOCK_N, UNITS, STAGES,
+                    PARTS, PAIRS, D_PARTS, X_PARTS, CHUNK,
                 ),
             ),
             (
@@ -286,6 +308,7 @@ def conv_weight_gradient_warp_specialized(
                     d, x, d_ring, x_ring, full, empty, N, OUT_H, OUT_W, ROWS, CHANNELS, SPLIT_K, stride_remainder,
                     units, GROUPS, R, S, STRIDE_H, STRIDE_W, PAD_H, PAD_W, DILATION_H, DILATION_W, SPLIT_H, SPLIT_W,
                     TAP_STEP_H, TAP_STEP_W, ORIGIN_H, ORIGIN_W, TILE_N, TILE_H, TILE_W, BLOCK_M, BLOCK_N, UNITS, STAGES,
+                    PARTS,
                 ),
             ),
         ],
@@ -298,56 +321,17 @@ KNOWN = ("R", "S", "STRIDE_H", "STRIDE_W", "PAD_H", "PAD_W", "DILATION_H", "DILA
          "TAP_STEP_H", "TAP_STEP_W", "ORIGIN_H", "ORIGIN_W")  # fmt: skip
 """What the kernel takes of a convolution's geometry."""
 
+PARTS_PRECISIONS = ("bf16x3", "bf16x6")
 
-def boxes_readable(image, multiple):
-    """Whether the bulk copy engine can read boxes of an image [N, C, H, W] of 16-bit elements, of which H and W must be
-    multiples of the strides that they are read in."""
-    sizes, strides = image.shape, image.stride()
-    whole = all(stride % 8 == 0 for place, stride in enumerate(strides) if place != 1 and sizes[place] > 1)
-    repeated = sizes[0] > 1 and not strides[0]
-    even = sizes[2] % multiple[0] == 0 and sizes[3] % multiple[1] == 0
-    return whole and even and not repeated and (strides[1] == 1 or sizes[1] == 1) and image.data_ptr() % 16 == 0
+MOST_CUT = 1024
+"""Products of fp32 numbers' parts that tensor cores add up one by one: each step cuts about 4e-8 of the sum."""
 
 
-def boxes_of(image, multiple, repack):
-    """(an image as boxes can be read from it, the launches that copy it there)."""
-    if not repack or boxes_readable(image, multiple):
-        return image, []
-    copy, launch = nhwc_copy(image, multiple)
-    return copy, [launch]
-
-
-def as_line(image):
-    """An image [N, C, H, W] as [1, C, 1, N * H * W]; None where its pixels are not evenly spaced in memory."""
-    (n, channels, height, width), (step_n, step_c, step_h, step_w) = image.shape, image.stride()
-    kept = [(size, step) for size, step in ((n, step_n), (height, step_h), (width, step_w)) if size > 1]
-    if any(outer[1] != inner[0] * inner[1] for outer, inner in itertools.pairwise(kept)):
-        return None
-    step = kept[-1][1] if kept else channels
-    return image.as_strided((1, channels, 1, n * height * width), (0, step_c, 0, step), image.storage_offset())
-
-
-def pixel_lines(x, d_out, geometry):
-    """Both images with all of their pixels in one row, where there is one tap and this changes nothing; else as they
-    are."""
-    plain = all(geometry[f"{name}_{axis}"] == size for name, size in (("STRIDE", 1), ("PAD", 0)) for axis in "HW")
-    if geometry["R"] == geometry["S"] == 1 and plain:
-        lines = as_line(x), as_line(d_out)
-        if None not in lines:
-            return lines
-    return x, d_out
-
-
-def box_descriptor(tensor, sizes, strides, box):
-    """A descriptor for boxes of 16-bit elements whose rows are swizzled lines of 128 bytes."""
-    layout = gl.NVMMASharedLayout(128, 16, len(box))
-    return GluonDescriptor(tensor, sizes, safe_strides(sizes, strides, 2), box, layout)
-
-
-def product_launch(x, d_out, weight, geometry, groups, knobs, target):
+def product_launch(x, d_out, weight, geometry, groups, knobs, target, parts=1, pairs=(1, 0, 0)):
     """The launch that writes the gradient of a weight with the sizes of `weight`, [K, C/groups, R, S], to target: (a
-    tensor, the strides of the gradient in it, the stride of its parts)."""
-    x, d_out = pixel_lines(x, d_out, geometry)
+    tensor, the strides of the gradient in it, the stride of its parts). parts, pairs: see `parts_of`."""
+    if parts == 1:
+        x, d_out = pixel_lines(x, d_out, geometry)
     tile = (knobs["block_k"] // (knobs["tile_h"] * knobs["tile_w"]), knobs["tile_h"], knobs["tile_w"])
     sizes, strides, viewed = image_view(x, geometry)
     box = [*tile, 64] if len(sizes) == 4 else [tile[0], tile[1], 1, tile[2], 64]
@@ -361,8 +345,9 @@ def product_launch(x, d_out, weight, geometry, groups, knobs, target):
     args = (
         box_descriptor(d_out, list(d_view.shape), list(d_view.stride()), [*tile, 64]),
         box_descriptor(viewed, sizes, strides, box),
-        *target, *d_view.shape[:3], rows, channels, knobs["split_k"], x.stride(3), units,
+        *target, d_view.shape[0] // parts, *d_view.shape[1:3], rows, channels, knobs["split_k"], x.stride(3), units,
         groups, *(geometry[name] for name in KNOWN), *tile, block_m, block_n, units, knobs["num_stages"],
+        parts, *pairs, 0 if parts == 1 else max(1, MOST_CUT // (pairs[0] * knobs["block_k"])),
     )  # fmt: skip
     return conv_weight_gradient_warp_specialized, (programs,), args, {"num_warps": 4}
 
@@ -391,10 +376,16 @@ def plan(inputs, out, knobs, attributes, epilogue):
     groups, split_k = attributes["groups"], knobs["split_k"]
     geometry = conv_geometry(out, attributes)
     steps = [geometry[f"STRIDE_{axis}"] if geometry[f"SPLIT_{axis}"] else 1 for axis in "HW"]
-    x, copies = boxes_of(inputs["x"], steps, knobs["repack"])
-    d_out, d_copies = boxes_of(inputs["d_out"], (1, 1), knobs["repack"])
+    divided = (1, (1, 0, 0))
+    if knobs["precision"] in PARTS_PRECISIONS:
+        _, *divided = parts_of(knobs["precision"])
+        x, *copies = stacked_parts(inputs["x"], divided[0], steps)
+        d_out, *d_copies = stacked_parts(inputs["d_out"], divided[0], (1, 1))
+    else:
+        x, copies = boxes_of(inputs["x"], steps, knobs["repack"])
+        d_out, d_copies = boxes_of(inputs["d_out"], (1, 1), knobs["repack"])
     target, tail = (out, out.stride(), 0), []
     if split_k > 1:
         parts = conv_parts(out, split_k, torch.float32)
         target, tail = (parts, part_strides(out), parts.stride(0)), [sum_weight_parts_launch(parts, out)]
-    return [*copies, *d_copies, product_launch(x, d_out, out, geometry, groups, knobs, target), *tail]
+    return [*copies, *d_copies, product_launch(x, d_out, out, geometry, groups, knobs, target, *divided), *tail]

@@ -75,3 +75,9 @@ class Accumulator:
             assert np.array_equal(x.read(), x_then), "a was overwritten while it was read"
             assert np.array_equal(y.read(), y_then), "b was overwritten while it was read"
             self.value = (self.value if add else 0) + x_then @ y_then
+
+    def __add__(self, other: Accumulator) -> Accumulator:
+        assert not self.flying and not other.flying, "sums are read while products are in flight"
+        total = Accumulator(*self.value.shape)
+        total.value = self.value + other.value
+        return total

@@ -31,19 +31,23 @@ H100 = named_device("h100")
 KERNEL = importlib.import_module(WEIGHT_GRADIENT_WARP_SPECIALIZED.kernel_module)
 KERNEL_FUNCTIONS = (
     *("wgrad_tiles", "wgrad_place", "wgrad_boxes", "wgrad_producer", "wgrad_accumulators", "wgrad_waited"),
-    *("wgrad_multiply", "wgrad_consumer", "met_by"),
+    *("wgrad_multiply", "wgrad_sums", "wgrad_consumer", "met_by"),
 )
 STAGES = 3
 
 
 class Simulation:
-    """Producer and consumers of the kernel file as Python functions. tile: (block_m, block_n, column_blocks)."""
+    """Producer and consumers of the kernel file as Python functions. tile: (block_m, block_n, column_blocks). divided:
+    parts of a number, pairs of them (count and packed places), steps after which sums are added up."""
 
     def __init__(self, x: torch.Tensor, d_out: torch.Tensor, weight: tuple[int, ...], box: tuple[int, int, int],
-                 tile: tuple[int, int, int], parts: int, attributes: dict[str, Any]) -> None:  # fmt: skip
+                 tile: tuple[int, int, int], parts: int, attributes: dict[str, Any],
+                 divided: tuple[int, int, int, int, int] = (1, 1, 0, 0, 0)) -> None:  # fmt: skip
+        self.divided = divided
         self.box, self.tile, self.parts, self.groups = box, tile, parts, attributes["groups"]
         self.geometry = conv_geometry(torch.empty(weight, device="meta"), attributes)
-        x, d_out = KERNEL.pixel_lines(x, d_out, self.geometry)
+        if divided[0] == 1:
+            x, d_out = KERNEL.pixel_lines(x, d_out, self.geometry)
         sizes, strides, viewed = image_view(x, self.geometry)
         shape = (*box, WIDTH) if len(sizes) == 4 else (box[0], box[1], 1, box[2], WIDTH)
         self.x = Boxes(torch.as_strided(viewed, sizes, strides, viewed.storage_offset()).numpy(), shape)
@@ -63,22 +67,24 @@ class Simulation:
         barriers = [types.SimpleNamespace(index=x.__getitem__) for x in (full, empty)]
         block_m, block_n, blocks = self.tile
         rings = []
-        for panels in (STAGES * block_m // WIDTH, STAGES * blocks * block_n // WIDTH):
+        numbers = STAGES * self.divided[0]
+        for panels in (numbers * block_m // WIDTH, numbers * blocks * block_n // WIDTH):
             rings.append(Ring(np.full(panels * pixels * WIDTH, np.nan), (panels, pixels, WIDTH)))
         names = self._names(machine, program, programs)
         values = self.geometry
-        sizes = (*self.pixels, self.rows, self.channels, self.parts)
+        sizes = (self.pixels[0] // self.divided[0], *self.pixels[1:], self.rows, self.channels, self.parts)
         shape = (*self.box, *self.tile, STAGES)
 
         def producer() -> None:
             names["wgrad_producer"](
                 self.d, self.x, *rings, *barriers, *sizes, self.remainder, blocks, self.groups,
-                *(values[name] for name in KERNEL.KNOWN), *shape,
+                *(values[name] for name in KERNEL.KNOWN), *shape, self.divided[0],
             )  # fmt: skip
 
         def consumer(which: int) -> None:
             taps = values["R"], values["S"]
-            names["wgrad_consumer"](which, None, None, None, *rings, *barriers, *sizes, self.groups, *taps, *shape)
+            names["wgrad_consumer"](which, None, None, None, *rings, *barriers, *sizes, self.groups, *taps, *shape,
+                                    *self.divided)  # fmt: skip
 
         machine.run([producer, lambda: consumer(0), lambda: consumer(1)])
 
@@ -172,6 +178,33 @@ def test_sums_by_simulated_warps(name: str) -> None:
     assert np.array_equal(found.sum(0), w.grad.numpy())
 
 
+PARTED = ("taps shared out", "rows shared out", "split strides", "groups")
+
+
+@pytest.mark.parametrize("name", PARTED)
+@pytest.mark.parametrize(("precision", "chunk"), [("bf16x3", 1), ("bf16x6", 2)])
+def test_sums_of_numbers_in_parts(name: str, precision: str, chunk: int) -> None:
+    """Each pair of parts is multiplied once; images of one part never meet those of another."""
+    image, weight, box, tile, parts, given = CASES[name]
+    attributes = {**DEFAULTS, **given, "direction": "weight_gradient"}
+    _, count, pairs = KERNEL.parts_of(precision)
+    stride, padding, dilation = (
+        [int(attributes[f"{name}_{axis}"]) for axis in "hw"] for name in ("stride", "pad", "dilation")
+    )
+    groups = int(attributes["groups"])
+    x = [whole_numbers(image, part) for part in range(count)]
+    size = torch.nn.functional.conv2d(x[0], whole_numbers(weight, 9), None, stride, padding, dilation, groups).shape
+    d_out = [whole_numbers(tuple(size), 20 + part) for part in range(count)]
+    wanted = np.zeros(weight)
+    for pair in range(pairs[0]):
+        first, second = (d_out[pairs[1] >> 2 * pair & 3], x[pairs[2] >> 2 * pair & 3])
+        wanted += torch.nn.grad.conv2d_weight(second, weight, first, stride, padding, dilation, groups).numpy()
+    stacked = [torch.cat([part.permute(0, 2, 3, 1) for part in each]).permute(0, 3, 1, 2) for each in (x, d_out)]
+    box = (1, box[0] * box[1], box[2])
+    simulation = Simulation(*stacked, weight, box, tile, parts, attributes, (count, *pairs, chunk))
+    assert np.array_equal(simulation.run(3, 2).sum(0), wanted)
+
+
 @pytest.mark.parametrize(
     ("image", "kernel", "stride", "padding", "box"),
     [((2, 3, 13, 19), 7, 2, 3, (1, 2, 16)), ((3, 3, 12, 16), 4, 4, 0, (1, 1, 32)), ((1, 1, 9, 9), 3, 1, 1, (1, 4, 8))],
@@ -217,7 +250,12 @@ POINTS = gradient((32, 64, 56, 56), 256, 1)
 FIRST = gradient((32, 3, 224, 224), 64, 7, padding=3, stride=2)
 PATCHES = gradient((32, 3, 224, 224), 128, 4, stride=4)
 
+EXACT = gradient((256, 128, 28, 28), 128, 3, dtype="fp32", layout="nchw", padding=1)
+THIN = gradient((1, 64, 56, 56), 64, 3, dtype="fp32", layout="nchw", padding=1)
+
 BUILDS: dict[str, tuple[Workload, dict[str, int]]] = {
+    "parts": (EXACT, {"block_m": 128, "block_n": 128, "column_blocks": 1, "block_k": 32}),
+    "parts, blocks shared out": (THIN, {"block_m": 64, "block_n": 64, "column_blocks": 4}),
     "few channels": (FIRST, {"block_m": 64, "block_n": 64, "column_blocks": 4, "block_k": 64, "span": 0}),
     "patches": (PATCHES, {"block_m": 128, "block_n": 64, "block_k": 64, "span": 0}),
     "all taps": (NARROW, {"block_m": 64, "block_n": 64, "column_blocks": 10, "block_k": 32, "num_stages": 5}),
@@ -264,6 +302,27 @@ def plan_of(workload: Workload, schedule: Schedule) -> list[Any]:
     return launches
 
 
+def test_fp32_is_divided_into_parts_whose_boxes_hold_whole_images() -> None:
+    image = (6, 24, 7, 7)
+    workload = gradient(image, 32, 3, dtype="fp32", padding=1)
+    for schedule in members(workload):
+        pixels = int(schedule.knobs["tile_h"]) * int(schedule.knobs["tile_w"])
+        assert image[0] % max(1, int(schedule.knobs["block_k"]) // pixels) == 0
+        x, d_out, main, *_ = plan_of(workload, schedule)
+        assert x[0].fn.__name__ == d_out[0].fn.__name__ == "conv_copy_parts"
+        given = dict(zip(main[0].arg_names, main[2], strict=True))
+        assert (given["N"], given["PARTS"], given["PAIRS"]) == (6, 3, 6)
+        assert given["x"].shape[0] == given["d"].shape[0] == 18
+        # a cut sum has few products
+        assert 0 < given["CHUNK"] * int(schedule.knobs["block_k"]) * given["PAIRS"] <= 1024
+
+
+@pytest.mark.parametrize("budget", [None, 1e-2, 1e-3, 1e-4, 1e-5])
+def test_every_budget_of_fp32_has_parts(budget: float | None) -> None:
+    found = members(gradient((8, 64, 28, 28), 64, 3, dtype="fp32", error_budget=budget))
+    assert found and {schedule.knobs["precision"] for schedule in found} <= {"bf16x3", "bf16x6"}
+
+
 def test_boxes_hold_few_pixels_that_are_not_there() -> None:
     assert offered_boxes(problem_of(POINTS)) == {(32, 1, 32), (64, 1, 64), (128, 1, 128)}
     assert (64, 2, 2) in offered_boxes(problem_of(DEEP)) and (64, 8, 8) not in offered_boxes(problem_of(DEEP))
@@ -273,7 +332,6 @@ def test_boxes_hold_few_pixels_that_are_not_there() -> None:
     ("workload", "words"),
     [
         (conv2d_workload((8, 64, 28, 28), 64, 3, padding=1), "computes weight_gradient, not forward"),
-        (gradient((8, 64, 28, 28), 64, 3, dtype="fp32"), "16-bit"),
         (gradient((8, 5, 28, 28), 32, 3), "only 3.5% of the smallest tiles"),
         (gradient((8, 64, 28, 28), 64, 3, groups=16), "groups of whole 16 bytes"),
         (gradient((8, 64, 1, 28), 64, 1, stride=2, padding=1), "no tap meets a pixel along H"),
