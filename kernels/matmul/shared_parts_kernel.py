@@ -8,24 +8,61 @@ from triton.experimental.gluon.nvidia.hopper import TensorDescriptor as GluonDes
 
 from kernelwright.kernels.matmul.epilogue_kernel import operation_of, step_at, step_count, where_of
 from kernelwright.kernels.matmul.short_epilogue_kernel import short_finish
-from kernelwright.kernels.matmul.stream_k_kernel import share_start
 from kernelwright.kernels.matmul.warp_specialized_kernel import ws_halves, ws_store
 
 
 @gluon.jit
-def sk_share(M, N, k_steps, stream_tiles, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr):
-    """This program's work: (steps shared out, first and last + 1 of its own, their newest tile, tiles they touch, all
-    tiles it has to do with)."""
+def sk_share(
+    M, N, k_steps, stream_tiles, share, longer,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, STREAM: gl.constexpr,
+):  # fmt: skip
+    """This program's work: (first and last + 1 of its steps of those that are shared out, their newest tile, tiles they
+    touch, all tiles it has to do with). A share is `share` steps, one more for the first `longer` programs."""
+    program = gl.program_id(0)
     programs = gl.num_programs(0)
-    steps = stream_tiles * k_steps
-    begin = share_start(gl.program_id(0), steps, programs)
-    end = share_start(gl.program_id(0) + 1, steps, programs)
-    newest = (end - 1) // k_steps
+    begin = 0
+    end = 0
+    newest = 0
     shared = 0
-    if begin < end:
-        shared = newest - begin // k_steps + 1
-    whole = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) - stream_tiles - gl.program_id(0)
-    return steps, begin, end, newest, shared, shared + (whole + programs - 1) // programs
+    if STREAM:
+        begin = sk_start(program, share, longer)
+        end = sk_start(program + 1, share, longer)
+        if begin < end:
+            newest = (end - 1) // k_steps
+            shared = newest - begin // k_steps + 1
+    whole = gl.cdiv(M, BLOCK_M) * gl.cdiv(N, BLOCK_N) - stream_tiles - program
+    return begin, end, newest, shared, shared + (whole + programs - 1) // programs
+
+
+@gluon.jit
+def sk_start(program, share, longer):
+    """First step of a program's share."""
+    return program * share + gl.minimum(program, longer)
+
+
+@gluon.jit
+def sk_program_of(step, share, longer):
+    """The program in whose share a step lies."""
+    before = longer * (share + 1)
+    program = step // (share + 1)
+    if step >= before:
+        program = longer + (step - before) // gl.maximum(share, 1)
+    return program
+
+
+@gluon.jit
+def sk_piece(item, shared, newest, begin, end, k_steps, stream_tiles, STREAM: gl.constexpr):
+    """(tile, first and last step along K) of a program's item: its share from behind, then whole tiles."""
+    tile = stream_tiles + gl.program_id(0) + (item - shared) * gl.num_programs(0)
+    first = 0
+    last = k_steps - 1
+    if STREAM:
+        is_shared = item < shared
+        if is_shared:
+            tile = newest - item
+            first = gl.maximum(begin - tile * k_steps, 0)
+            last = gl.minimum(end - tile * k_steps, k_steps) - 1
+    return tile, first, last
 
 
 @gluon.jit

@@ -24,13 +24,15 @@ from kernelwright.kernels.matmul.shared_parts_kernel import (
     result_descriptor,
     sharing_programs,
     sk_finish,
+    sk_piece,
     sk_places,
     sk_prefetch,
+    sk_program_of,
     sk_share,
     sk_wait,
 )
 from kernelwright.kernels.matmul.short_epilogue_kernel import is_long
-from kernelwright.kernels.matmul.stream_k_kernel import piece_of, program_of, streamed_tiles
+from kernelwright.kernels.matmul.stream_k_kernel import streamed_tiles
 from kernelwright.kernels.matmul.warp_specialized_kernel import (
     gluon_barrier,
     panel_descriptor,
@@ -42,9 +44,9 @@ from kernelwright.kernels.matmul.warp_specialized_kernel import (
 
 @gluon.jit
 def sk_producer(
-    a, b, b_rest, a_ring, b_ring, rest_ring, full, empty, M, N, K, stream_tiles,
+    a, b, b_rest, a_ring, b_ring, rest_ring, full, empty, M, N, K, stream_tiles, share, longer,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, REST: gl.constexpr, STAGES: gl.constexpr,
-    GROUP_M: gl.constexpr, A_ROW: gl.constexpr, B_ROW: gl.constexpr,
+    GROUP_M: gl.constexpr, A_ROW: gl.constexpr, B_ROW: gl.constexpr, STREAM: gl.constexpr,
 ):  # fmt: skip
     LINE: gl.constexpr = a_ring.shape[2]
     A_PANELS: gl.constexpr = 1 if A_ROW else BLOCK_M // LINE
@@ -54,10 +56,12 @@ def sk_producer(
     tiles_m = gl.cdiv(M, BLOCK_M)
     tiles_n = gl.cdiv(N, BLOCK_N)
     k_steps = gl.cdiv(K, BLOCK_K)
-    _steps, begin, end, newest, shared, items = sk_share(M, N, k_steps, stream_tiles, BLOCK_M, BLOCK_N)
+    begin, end, newest, shared, items = sk_share(
+        M, N, k_steps, stream_tiles, share, longer, BLOCK_M, BLOCK_N, STREAM
+    )  # fmt: skip
     turn = 0
     for item in range(items):
-        tile, first, last = piece_of(item, shared, newest, begin, end, k_steps, stream_tiles)
+        tile, first, last = sk_piece(item, shared, newest, begin, end, k_steps, stream_tiles, STREAM)
         tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
         row = tile_m * BLOCK_M
         col = tile_n * BLOCK_N
@@ -153,11 +157,10 @@ def sk_multiply_held(
 @gluon.jit
 def sk_consumer(
     WHICH: gl.constexpr, c, c_rest, out, operands, parts, flags, a_ring, b_ring, rest_ring, c_ring, full, empty,
-    M, N, K, stream_tiles, subtiles, stride_cm, stride_cn,
+    M, N, K, stream_tiles, share, longer, subtiles, stride_cm, stride_cn,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, REST: gl.constexpr, STAGES: gl.constexpr,
     GROUP_M: gl.constexpr, A_ROW: gl.constexpr, B_ROW: gl.constexpr, A_HELD: gl.constexpr, SUBTILE: gl.constexpr,
-    STREAM: gl.constexpr,
-    STORE: gl.constexpr, STEPS: gl.constexpr,
+    STREAM: gl.constexpr, STORE: gl.constexpr, STEPS: gl.constexpr,
 ):  # fmt: skip
     ROWS: gl.constexpr = BLOCK_M // 2
     WIDE: gl.constexpr = BLOCK_N - REST
@@ -192,12 +195,16 @@ def sk_consumer(
     tiles_m = gl.cdiv(M, BLOCK_M)
     tiles_n = gl.cdiv(N, BLOCK_N)
     k_steps = gl.cdiv(K, BLOCK_K)
-    steps, begin, end, newest, shared, items = sk_share(M, N, k_steps, stream_tiles, BLOCK_M, BLOCK_N)
+    begin, end, newest, shared, items = sk_share(
+        M, N, k_steps, stream_tiles, share, longer, BLOCK_M, BLOCK_N, STREAM
+    )  # fmt: skip
     program = gl.program_id(0)
     turn = 0
     # a long epilogue's instructions are brought from memory by a first run on a part of a tile that does not exist
     for item in range(-1 if is_long(STEPS) else 0, items):
-        tile, first, last = piece_of(gl.maximum(item, 0), shared, newest, begin, end, k_steps, stream_tiles)
+        tile, first, last = sk_piece(
+            gl.maximum(item, 0), shared, newest, begin, end, k_steps, stream_tiles, STREAM
+        )  # fmt: skip
         tile_m, tile_n = tile_of(tile, tiles_m, tiles_n, GROUP_M)
         row = tile_m * BLOCK_M + WHICH * ROWS
         col = tile_n * BLOCK_N
@@ -243,7 +250,7 @@ def sk_consumer(
             own_parts = parts
             if STREAM:
                 if first > 0:
-                    helper = program_of(tile * k_steps, steps, gl.num_programs(0))
+                    helper = sk_program_of(tile * k_steps, share, longer)
                 arrived = sk_wait(flags, helper, program, WHICH)
                 own_parts = parts + WHICH * (SLOT // 2)
             sk_finish(
@@ -266,15 +273,14 @@ def sk_consumer(
 @gluon.jit
 def sk_consumer_0(
     c, c_rest, out, operands, parts, flags, a_ring, b_ring, rest_ring, c_ring, full, empty,
-    M, N, K, stream_tiles, subtiles, stride_cm, stride_cn,
+    M, N, K, stream_tiles, share, longer, subtiles, stride_cm, stride_cn,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, REST: gl.constexpr, STAGES: gl.constexpr,
     GROUP_M: gl.constexpr, A_ROW: gl.constexpr, B_ROW: gl.constexpr, A_HELD: gl.constexpr, SUBTILE: gl.constexpr,
-    STREAM: gl.constexpr,
-    STORE: gl.constexpr, STEPS: gl.constexpr,
+    STREAM: gl.constexpr, STORE: gl.constexpr, STEPS: gl.constexpr,
 ):  # fmt: skip
     sk_consumer(
         0, c, c_rest, out, operands, parts, flags, a_ring, b_ring, rest_ring, c_ring, full, empty,
-        M, N, K, stream_tiles, subtiles, stride_cm, stride_cn,
+        M, N, K, stream_tiles, share, longer, subtiles, stride_cm, stride_cn,
         BLOCK_M, BLOCK_N, BLOCK_K, REST, STAGES, GROUP_M, A_ROW, B_ROW, A_HELD, SUBTILE, STREAM, STORE, STEPS,
     )  # fmt: skip
 
@@ -282,26 +288,25 @@ def sk_consumer_0(
 @gluon.jit
 def sk_consumer_1(
     c, c_rest, out, operands, parts, flags, a_ring, b_ring, rest_ring, c_ring, full, empty,
-    M, N, K, stream_tiles, subtiles, stride_cm, stride_cn,
+    M, N, K, stream_tiles, share, longer, subtiles, stride_cm, stride_cn,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, REST: gl.constexpr, STAGES: gl.constexpr,
     GROUP_M: gl.constexpr, A_ROW: gl.constexpr, B_ROW: gl.constexpr, A_HELD: gl.constexpr, SUBTILE: gl.constexpr,
-    STREAM: gl.constexpr,
-    STORE: gl.constexpr, STEPS: gl.constexpr,
+    STREAM: gl.constexpr, STORE: gl.constexpr, STEPS: gl.constexpr,
 ):  # fmt: skip
     sk_consumer(
         1, c, c_rest, out, operands, parts, flags, a_ring, b_ring, rest_ring, c_ring, full, empty,
-        M, N, K, stream_tiles, subtiles, stride_cm, stride_cn,
+        M, N, K, stream_tiles, share, longer, subtiles, stride_cm, stride_cn,
         BLOCK_M, BLOCK_N, BLOCK_K, REST, STAGES, GROUP_M, A_ROW, B_ROW, A_HELD, SUBTILE, STREAM, STORE, STEPS,
     )  # fmt: skip
 
 
 @gluon.jit
 def matmul_stream_k_warp_specialized(
-    a, b, b_rest, c, c_rest, out, operands, parts, flags, M, N, K, stream_tiles, subtiles, stride_cm, stride_cn,
+    a, b, b_rest, c, c_rest, out, operands, parts, flags, M, N, K, stream_tiles, share, longer, subtiles,
+    stride_cm, stride_cn,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, REST: gl.constexpr, STAGES: gl.constexpr,
     GROUP_M: gl.constexpr, A_ROW: gl.constexpr, B_ROW: gl.constexpr, A_HELD: gl.constexpr, SUBTILE: gl.constexpr,
-    STREAM: gl.constexpr,
-    STORE: gl.constexpr, STEPS: gl.constexpr,
+    STREAM: gl.constexpr, STORE: gl.constexpr, STEPS: gl.constexpr,
 ):  # fmt: skip
     LINE: gl.constexpr = 1024 // a.dtype.primitive_bitwidth
     WIDE: gl.constexpr = BLOCK_N - REST
@@ -331,7 +336,7 @@ def matmul_stream_k_warp_specialized(
                 sk_consumer_0,
                 (
                     c, c_rest, out, operands, parts, flags, a_ring, b_ring, rest_ring, c_ring_0, full, empty,
-                    M, N, K, stream_tiles, subtiles, stride_cm, stride_cn,
+                    M, N, K, stream_tiles, share, longer, subtiles, stride_cm, stride_cn,
                     BLOCK_M, BLOCK_N, BLOCK_K, REST, STAGES, GROUP_M, A_ROW, B_ROW, A_HELD,
                     SUBTILE, STREAM, STORE, STEPS,
                 ),
@@ -340,7 +345,7 @@ def matmul_stream_k_warp_specialized(
                 sk_consumer_1,
                 (
                     c, c_rest, out, operands, parts, flags, a_ring, b_ring, rest_ring, c_ring_1, full, empty,
-                    M, N, K, stream_tiles, subtiles, stride_cm, stride_cn,
+                    M, N, K, stream_tiles, share, longer, subtiles, stride_cm, stride_cn,
                     BLOCK_M, BLOCK_N, BLOCK_K, REST, STAGES, GROUP_M, A_ROW, B_ROW, A_HELD,
                     SUBTILE, STREAM, STORE, STEPS,
                 ),
@@ -348,8 +353,8 @@ def matmul_stream_k_warp_specialized(
             (
                 sk_producer,
                 (
-                    a, b, b_rest, a_ring, b_ring, rest_ring, full, empty, M, N, K, stream_tiles,
-                    BLOCK_M, BLOCK_N, BLOCK_K, REST, STAGES, GROUP_M, A_ROW, B_ROW,
+                    a, b, b_rest, a_ring, b_ring, rest_ring, full, empty, M, N, K, stream_tiles, share, longer,
+                    BLOCK_M, BLOCK_N, BLOCK_K, REST, STAGES, GROUP_M, A_ROW, B_ROW, STREAM,
                 ),
             ),
         ],
@@ -378,17 +383,17 @@ def plan(inputs, out, knobs, epilogue):
     c_rest = result_descriptor(out, block_m // 2, min(rest, wide // subtile)) if store == "tma" and rest else None
     tiles, k_steps = triton.cdiv(m, block_m) * triton.cdiv(n, block_n), triton.cdiv(k, block_k)
     waves = knobs["stream_waves"]
-    programs, stream_tiles, parts, flags = ws_programs(a, tiles), 0, None, None
+    programs, stream_tiles, share, longer, parts, flags = ws_programs(a, tiles), 0, 0, 0, None, None
     if waves:
         programs = sharing_programs(tiles, k_steps, ws_programs(a, tiles * k_steps))
         stream_tiles = streamed_tiles(tiles, programs, waves)
+        share, longer = divmod(stream_tiles * k_steps, programs)
         parts = torch.empty((programs, block_m * block_n), dtype=torch.float32, device=a.device)
         flags = torch.zeros((programs, 2), dtype=torch.int32, device=a.device)
     steps, operands = chain_of(inputs, epilogue)
     args = (
-        a_desc, b_desc, rest_desc, c_desc, c_rest, out, operands, parts, flags, m, n, k, stream_tiles, subtile,
-        *out.stride(),
-        block_m, block_n, block_k, rest, knobs["num_stages"], knobs["group_m"], a_row, b_row,
+        a_desc, b_desc, rest_desc, c_desc, c_rest, out, operands, parts, flags, m, n, k, stream_tiles, share, longer,
+        subtile, *out.stride(), block_m, block_n, block_k, rest, knobs["num_stages"], knobs["group_m"], a_row, b_row,
         bool(knobs["a_held"]), subtile, waves > 0, store, steps,
     )  # fmt: skip
     main = (matmul_stream_k_warp_specialized, (programs,), args, {"num_warps": 4})

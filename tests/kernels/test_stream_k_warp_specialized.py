@@ -16,7 +16,7 @@ from tests.kernels.simulated_tiles import WIDTH, Accumulator, Array, Ring, View
 from tests.kernels.simulated_warps import Barrier, Machine, Stuck
 
 NAMES = (
-    *("ws_load", "tile_of", "share_start", "program_of", "piece_of", "ws_halves"),
+    *("ws_load", "tile_of", "sk_start", "sk_program_of", "sk_piece", "ws_halves"),
     *(
         "sk_share",
         "sk_producer",
@@ -82,12 +82,13 @@ class Simulation:
         rings = [Ring(np.full(stages * x * WIDTH, np.nan), (stages * x // (y or 1), y, WIDTH)) for x, y in boxes]
         shared = [types.SimpleNamespace(index=x.__getitem__) for x in (full, empty)]
         names = self._names(machine, program, patient)
-        sizes = (self.m, self.n, self.k, self.stream_tiles)
+        shares = divmod(self.stream_tiles * -(-self.k // WIDTH), self.programs)
+        sizes = (self.m, self.n, self.k, self.stream_tiles, *shares)
         constants = (m, n, WIDTH, rest, stages, 2, self.a_row, self.b_row)
         c_ring = Ring(np.zeros(0), (1, m // 2, WIDTH))
 
         def producer() -> None:
-            names["sk_producer"](self.a, self.b, self.b, *rings, *shared, *sizes, *constants)
+            names["sk_producer"](self.a, self.b, self.b, *rings, *shared, *sizes, *constants, self.waves > 0)
 
         def consumer(which: int) -> None:
             names["sk_consumer"](

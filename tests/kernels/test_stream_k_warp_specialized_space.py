@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import pytest
+import triton
 
 from kernelwright.kernels import triton_adapter
 from kernelwright.kernels.device import named_device
@@ -141,6 +145,23 @@ def test_a_piece_of_a_row_major_b_is_at_least_a_line() -> None:
     assert {s.knobs["block_n"] for s in found if pieces(int(s.knobs["block_n"]))[1]} == {192}
 
 
+def complaints(compiled: Any) -> list[str]:
+    """What the assembler says of products that it will not overlap."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "kernel.ptx"
+        source.write_text(compiled.asm["ptx"])
+        command = [
+            triton.knobs.nvidia.ptxas.path,
+            "-v",
+            "--gpu-name=sm_90a",
+            source,
+            "-o",
+            source.with_suffix(".cubin"),
+        ]
+        ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    return [line for line in (ran.stdout + ran.stderr).splitlines() if "wgmma" in line]
+
+
 @pytest.mark.parametrize(
     ("workload", "knobs"),
     [
@@ -181,6 +202,7 @@ def test_builds_without_spills_and_as_large_as_estimated(workload: Workload, kno
     streams = bool(knobs["stream_waves"])
     assert ("st.global.v2" in code and "ld.global.cg.v2" in code) == streams
     assert ("atom.global.gpu.release" in code and "atom.global.acquire.gpu" in code) == streams
+    assert not complaints(compiled)
     assert triton_adapter.threads(compiled) == 12 * 32
     assert triton_adapter.registers_and_spills(compiled) == (168, 0)
     assert triton_adapter.shared_bytes(compiled) <= STREAM_K_WARP_SPECIALIZED.shared(problem_of(workload), chosen)
