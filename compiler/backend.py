@@ -87,10 +87,10 @@ def kernelwright(
     side is logged, and the graph is compiled as Inductor alone would.
     """
     ours, patches = split_options(mode, options or {})
-    report = ours.report or Report()
-    report.inductor_options.update(patches)
+    if ours.report is not None:
+        ours.report.inductor_options.update(patches)
     if _has_tensor_on(gm, example_inputs, ours.devices):
-        patches = {**patches, **_with_pass(ours, patches, report)}
+        patches = {**patches, **kernel_settings(ours, patches)}
     return compile_fx(gm, example_inputs, config_patches=patches)
 
 
@@ -104,8 +104,9 @@ def split_options(mode: str | None, options: Mapping[str, Any]) -> tuple[Options
     return ours, dict(wrapper.config)
 
 
-def _with_pass(ours: Options, patches: Mapping[str, Any], report: Report) -> dict[str, Any]:
+def kernel_settings(ours: Options, patches: Mapping[str, Any]) -> dict[str, Any]:
     """The Inductor settings that bring our pass in; none at all when there are no answers to be had."""
+    report = ours.report or Report()
     try:
         answers, state = _answers(ours)
     except Exception as error:

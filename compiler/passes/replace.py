@@ -76,6 +76,10 @@ class Replace(CustomGraphPass):
             self._report.warnings.append(str(error))
             _log.warning("products are left to Inductor: %s", error, exc_info=True)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> Replace:
+        """Itself: a copy that Inductor makes of its settings reports to the same place."""
+        return self
+
     def uuid(self) -> Any:
         """What the outcome depends on besides the graph."""
         if self._state is None:
