@@ -13,6 +13,12 @@ from kernelwright.types import DeviceSpec
 KEYS = 128
 """Keys of a tile: 64, the least height of a product, for each of two warpgroups."""
 
+SPLITS = (1, 2, 3, 4, 6, 8, 12, 16)
+"""Parts of the queries."""
+
+PART = 4
+"""Blocks of queries that a part has at least."""
+
 
 def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) -> list[Knob]:
     return [
@@ -20,6 +26,8 @@ def _knobs(problem: Problem, device: DeviceSpec, precisions: tuple[str, ...]) ->
         Knob("block_n", (KEYS,), "log2"),
         Knob("num_warps", (8,), "log2"),
         Knob("num_stages", (2, 3)),
+        # few keys leave multiprocessors idle: parts of the queries, whose sums are added up afterwards
+        Knob("split_k", SPLITS, "log2"),
         key_sections(problem),
         Knob("precision", precisions, "category"),
     ]
@@ -75,7 +83,25 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         Constraint("repeats", repeats),
         Constraint("rows", rows),
         Constraint("registers", registers),
+        _parts(problem, device),
     ]
+
+
+def _parts(problem: Problem, device: DeviceSpec) -> Constraint:
+    """Queries are divided so far that every multiprocessor has a tile, and no further."""
+    tiles = problem.batch * problem.kv_heads * -(-problem.kv_length // KEYS)
+
+    def check(knobs: Knobs) -> str | None:
+        split, block = number(knobs, "split_k"), number(knobs, "block_m")
+        fitting = [s for s in SPLITS if tiles * s <= device.multiprocessors and problem.q_length >= PART * s * block]
+        most = max(fitting, default=1)
+        if split > most:
+            return (
+                f"{split} parts, {most} are enough for {device.multiprocessors} multiprocessors or {PART} blocks each"
+            )
+        return f"{tiles * split} programs leave multiprocessors idle, {most} parts do not" if 2 * split < most else None
+
+    return Constraint("parts", check)
 
 
 BACKWARD_WARP_SPECIALIZED = AttentionTemplate(

@@ -23,6 +23,7 @@ from kernelwright.kernels.attention.backward_warpgroup_kernel import (
     fb_tile,
     fb_write,
 )
+from kernelwright.kernels.attention.gradient_parts_kernel import gradient_parts, parts_launch
 from kernelwright.kernels.attention.gradient_sums_kernel import end_launch, start_launch, sums_space
 from kernelwright.kernels.attention.softmax_kernel import attention_scale
 
@@ -34,15 +35,15 @@ fb_load = getattr(tma, "async_load", None) or tma.async_copy_global_to_shared
 def fb_producer(
     q, g, k, kc, v, logs, deltas, q_ring, g_ring, k_tiles, kc_tiles, v_tiles, logs_ring, deltas_ring,
     kv_full, q_full, q_empty, g_full, g_empty, len_q, len_k, shift, heads, kv_heads, pairs, section,
-    BLOCK_M: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr,
+    BLOCK_M: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, SPLITS: gl.constexpr,
 ):  # fmt: skip
     D: gl.constexpr = q_ring.shape[4]
     DV: gl.constexpr = g_ring.shape[4]
-    tile, pair = fb_tile(gl.cdiv(len_k, 128), pairs, section)
+    tile, pair, part = fb_tile(gl.cdiv(len_k, 128), pairs, section, SPLITS)
     batch = pair // kv_heads
     kv_head = pair % kv_heads
     group = heads // kv_heads
-    first, _, _, end = fb_blocks(tile, len_q, len_k, shift, BLOCK_M, CAUSAL, WINDOW)
+    first, _, _, end = fb_blocks(tile, part, len_q, len_k, shift, BLOCK_M, CAUSAL, WINDOW, SPLITS)
     mbarrier.expect(kv_full.index(0), 2 * 128 * (2 * D + DV))
     for half in gl.static_range(2):
         row = tile * 128 + half * 64
@@ -74,18 +75,18 @@ def fb_consumer(
     kv_heads, pairs, section, d_dim, v_dim, scale, factor, cap,
     dk_b, dk_h, dk_s, dk_d, dv_b, dv_h, dv_s, dv_d,
     BLOCK_M: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
-    RAGGED: gl.constexpr,
+    RAGGED: gl.constexpr, SPLITS: gl.constexpr,
 ):  # fmt: skip
     D: gl.constexpr = q_ring.shape[4]
     DV: gl.constexpr = g_ring.shape[4]
     KEYS: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, D, 16])
     VALUES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, DV, 16])
     SCORES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, BLOCK_M, 16])
-    tile, pair = fb_tile(gl.cdiv(len_k, 128), pairs, section)
+    tile, pair, part = fb_tile(gl.cdiv(len_k, 128), pairs, section, SPLITS)
     batch = pair // kv_heads
     kv_head = pair % kv_heads
     group = heads // kv_heads
-    first, masked_end, whole_end, end = fb_blocks(tile, len_q, len_k, shift, BLOCK_M, CAUSAL, WINDOW)
+    first, masked_end, whole_end, end = fb_blocks(tile, part, len_q, len_k, shift, BLOCK_M, CAUSAL, WINDOW, SPLITS)
     key = tile * 128 + WHICH * 64
     k_tile = k_tiles.index(WHICH).reshape((64, D))
     v_tile = v_tiles.index(WHICH).reshape((64, DV))
@@ -111,8 +112,10 @@ def fb_consumer(
     dq = fb_start_dq(WHICH, step, ds_tiles, kc_tiles, ds_full, BLOCK_M, D)
     dq = warpgroup_mma_wait(0, deps=(dq,))
     fb_add_dq(WHICH, dq, sums, dq_tiles, batch, before_head, before_row, BLOCK_M, D)
-    fb_write(dk * scale, dk_ptr, batch, kv_head, key, len_k, d_dim, dk_b, dk_h, dk_s, dk_d)
-    fb_write(dv, dv_ptr, batch, kv_head, key, len_k, v_dim, dv_b, dv_h, dv_s, dv_d)
+    # each part of the queries writes its own sums
+    place = part * (pairs // kv_heads) + batch
+    fb_write(dk * scale, dk_ptr, place, kv_head, key, len_k, d_dim, dk_b, dk_h, dk_s, dk_d)
+    fb_write(dv, dv_ptr, place, kv_head, key, len_k, v_dim, dv_b, dv_h, dv_s, dv_d)
     tma.store_wait(0)
 
 
@@ -122,13 +125,13 @@ def fb_consumer_0(
     kv_full, q_full, q_empty, g_full, g_empty, ds_full, ds_empty, len_q, len_k, shift, heads, kv_heads, pairs, section,
     d_dim, v_dim, scale, factor, cap, dk_b, dk_h, dk_s, dk_d, dv_b, dv_h, dv_s, dv_d,
     BLOCK_M: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
-    RAGGED: gl.constexpr,
+    RAGGED: gl.constexpr, SPLITS: gl.constexpr,
 ):  # fmt: skip
     fb_consumer(
         0, dk_ptr, dv_ptr, sums, q_ring, g_ring, k_tiles, kc_tiles, v_tiles, ds_tiles, dq_tiles, logs_ring, deltas_ring,
         kv_full, q_full, q_empty, g_full, g_empty, ds_full, ds_empty, len_q, len_k, shift, heads, kv_heads, pairs,
         section, d_dim, v_dim, scale, factor, cap, dk_b, dk_h, dk_s, dk_d, dv_b, dv_h, dv_s, dv_d,
-        BLOCK_M, STAGES, CAUSAL, WINDOW, SOFTCAP, RAGGED,
+        BLOCK_M, STAGES, CAUSAL, WINDOW, SOFTCAP, RAGGED, SPLITS,
     )  # fmt: skip
 
 
@@ -138,13 +141,13 @@ def fb_consumer_1(
     kv_full, q_full, q_empty, g_full, g_empty, ds_full, ds_empty, len_q, len_k, shift, heads, kv_heads, pairs, section,
     d_dim, v_dim, scale, factor, cap, dk_b, dk_h, dk_s, dk_d, dv_b, dv_h, dv_s, dv_d,
     BLOCK_M: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
-    RAGGED: gl.constexpr,
+    RAGGED: gl.constexpr, SPLITS: gl.constexpr,
 ):  # fmt: skip
     fb_consumer(
         1, dk_ptr, dv_ptr, sums, q_ring, g_ring, k_tiles, kc_tiles, v_tiles, ds_tiles, dq_tiles, logs_ring, deltas_ring,
         kv_full, q_full, q_empty, g_full, g_empty, ds_full, ds_empty, len_q, len_k, shift, heads, kv_heads, pairs,
         section, d_dim, v_dim, scale, factor, cap, dk_b, dk_h, dk_s, dk_d, dv_b, dv_h, dv_s, dv_d,
-        BLOCK_M, STAGES, CAUSAL, WINDOW, SOFTCAP, RAGGED,
+        BLOCK_M, STAGES, CAUSAL, WINDOW, SOFTCAP, RAGGED, SPLITS,
     )  # fmt: skip
 
 
@@ -153,9 +156,10 @@ def backward_warp_specialized(
     q, g, k, kc, v, logs, deltas, sums, dk_ptr, dv_ptr, len_q, len_k, shift, heads, kv_heads, pairs, section, d_dim,
     v_dim, scale, factor, cap, dk_b, dk_h, dk_s, dk_d, dv_b, dv_h, dv_s, dv_d,
     BLOCK_M: gl.constexpr, STAGES: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, SOFTCAP: gl.constexpr,
-    RAGGED: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, DS_LAYOUT: gl.constexpr,
+    RAGGED: gl.constexpr, SPLITS: gl.constexpr, D: gl.constexpr, DV: gl.constexpr, DS_LAYOUT: gl.constexpr,
 ):  # fmt: skip
-    """pairs: sequences times key heads. section: how many of them a run of programs shares."""
+    """pairs: sequences times key heads. section: how many of them a run of programs shares. SPLITS: parts of the
+    queries, each of which has sums of dk and dv of its own."""
     q_ring = gl.allocate_shared_memory(q.dtype, [STAGES, 1, 1, BLOCK_M, D], q.layout)
     g_ring = gl.allocate_shared_memory(g.dtype, [STAGES, 1, 1, BLOCK_M, DV], g.layout)
     k_tiles = gl.allocate_shared_memory(k.dtype, [2, 1, 1, 64, D], k.layout)
@@ -190,6 +194,7 @@ def backward_warp_specialized(
                     deltas_ring, kv_full, q_full, q_empty, g_full, g_empty, ds_full, ds_empty, len_q, len_k, shift,
                     heads, kv_heads, pairs, section, d_dim, v_dim, scale, factor, cap,
                     dk_b, dk_h, dk_s, dk_d, dv_b, dv_h, dv_s, dv_d, BLOCK_M, STAGES, CAUSAL, WINDOW, SOFTCAP, RAGGED,
+                    SPLITS,
                 ),
             ),
             (
@@ -199,6 +204,7 @@ def backward_warp_specialized(
                     deltas_ring, kv_full, q_full, q_empty, g_full, g_empty, ds_full, ds_empty, len_q, len_k, shift,
                     heads, kv_heads, pairs, section, d_dim, v_dim, scale, factor, cap,
                     dk_b, dk_h, dk_s, dk_d, dv_b, dv_h, dv_s, dv_d, BLOCK_M, STAGES, CAUSAL, WINDOW, SOFTCAP, RAGGED,
+                    SPLITS,
                 ),
             ),
             (
@@ -206,7 +212,7 @@ def backward_warp_specialized(
                 (
                     q, g, k, kc, v, logs, deltas, q_ring, g_ring, k_tiles, kc_tiles, v_tiles, logs_ring, deltas_ring,
                     kv_full, q_full, q_empty, g_full, g_empty, len_q, len_k, shift, heads, kv_heads, pairs, section,
-                    BLOCK_M, STAGES, CAUSAL, WINDOW,
+                    BLOCK_M, STAGES, CAUSAL, WINDOW, SPLITS,
                 ),
             ),
         ],
@@ -243,18 +249,22 @@ def plan(inputs, outs, knobs, attributes):
     scale, log2e = attention_scale(attributes, head_dim), 1.4426950408889634
     causal, cap = attributes.get("causal", ""), float(attributes.get("softcap", 0.0))
     factor = 2.0 * log2e * scale / cap if cap else scale * log2e
-    bits = 8 * q.element_size()
+    bits, splits = 8 * q.element_size(), knobs["split_k"]
+    parts = [gradient_parts(splits, tensor) for tensor in (dk, dv)]
     args = (
         tile_descriptor(q, block_m, d_width), tile_descriptor(g, block_m, v_width), tile_descriptor(k, 64, d_width),
         tile_descriptor(k, 128, d_width // 2), tile_descriptor(v, 64, v_width), logs, deltas,
-        tile_descriptor(space[2], block_m, d_width // 2), dk, dv, len_q, len_k,
+        tile_descriptor(space[2], block_m, d_width // 2), *parts, len_q, len_k,
         0 if causal == "top_left" else len_k - len_q, heads, kv_heads, pairs, min(knobs["section"], pairs), head_dim,
-        v_dim, scale, factor, cap * log2e, *dk.stride(), *dv.stride(), block_m, knobs["num_stages"],
-        bool(causal), attributes.get("window", 0), cap > 0, len_k % 128 != 0, d_width, v_width,
+        v_dim, scale, factor, cap * log2e, *parts[0].stride(), *parts[1].stride(), block_m, knobs["num_stages"],
+        bool(causal), attributes.get("window", 0), cap > 0, len_k % 128 != 0, splits, d_width,
+        v_width,
         gl.NVMMASharedLayout(128, bits, 2),
     )  # fmt: skip
+    sums = [parts_launch(x, tensor) for x, tensor in zip(parts, (dk, dv), strict=True)] if splits > 1 else []
     return [
         start_launch(inputs, space, len_q, padded),
-        (backward_warp_specialized, (triton.cdiv(len_k, 128) * pairs,), args, {"num_warps": 4}),
+        (backward_warp_specialized, (triton.cdiv(len_k, 128) * pairs * splits,), args, {"num_warps": 4}),
         end_launch(inputs, space, dq, len_q, scale),
+        *sums,
     ]

@@ -27,20 +27,24 @@ fb_add = getattr(tma, "async_atomic_add", None) or builtin(tma_add)
 
 
 @gluon.jit
-def fb_tile(tiles, pairs, section):
-    """(tile of keys, sequence and key head) of this program. Sections of `section` heads go from the first tile on,
-    which under a causal mask has the most to do."""
-    place = gl.program_id(0)
+def fb_tile(tiles, pairs, section, SPLITS: gl.constexpr):
+    """(tile of keys, sequence and key head, part of the queries) of this program. Sections of `section` heads go from
+    the first tile on, which under a causal mask has the most to do."""
+    part = gl.program_id(0) % SPLITS
+    place = gl.program_id(0) // SPLITS
     which = place // (section * tiles)
     rest = place % (section * tiles)
     wide = gl.minimum(section, pairs - which * section)
-    return rest // wide, which * section + rest % wide
+    return rest // wide, which * section + rest % wide, part
 
 
 @gluon.jit
-def fb_blocks(tile, len_q, len_k, shift, BLOCK_M: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr):
-    """(first, end of the masked ones, end of those that see every key, end) block of queries of a tile of 128 keys,
-    first <= .. <= end. Keys that do not exist count as hidden."""
+def fb_blocks(
+    tile, part, len_q, len_k, shift,
+    BLOCK_M: gl.constexpr, CAUSAL: gl.constexpr, WINDOW: gl.constexpr, SPLITS: gl.constexpr,
+):  # fmt: skip
+    """(first, end of the masked ones, end of those that see every key, end) block of queries of a tile of 128 keys and
+    one of SPLITS parts of its queries, first <= .. <= end. Keys that do not exist count as hidden."""
     low = tile * 128 - shift
     high = gl.minimum(tile * 128 + 128, len_k) - 1 - shift
     end = gl.cdiv(len_q, BLOCK_M)
@@ -56,6 +60,9 @@ def fb_blocks(tile, len_q, len_k, shift, BLOCK_M: gl.constexpr, CAUSAL: gl.const
     if tile * 128 + 128 > len_k:
         whole_end = 0
     first = gl.minimum(first, end)
+    count = end - first
+    end = first + count * (part + 1) // SPLITS
+    first = first + count * part // SPLITS
     masked_end = gl.minimum(gl.maximum(masked_end, first), end)
     whole_end = gl.minimum(gl.maximum(whole_end, masked_end), end)
     return first, masked_end, whole_end, end

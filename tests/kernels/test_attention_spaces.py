@@ -72,3 +72,14 @@ def test_one_pass_gradients_even_out_causal_tiles(template: str) -> None:
     assert sections(2, causal="bottom_right") == {4, 16}
     assert sections(1, causal="bottom_right", kv_heads=2) == {2}
     assert sections(2) == {1}
+
+
+def test_few_keys_divide_their_queries() -> None:
+    def parts(*sizes: int, **options: Any) -> set[object]:
+        workload = attention_workload(*sizes, direction="backward", **options)
+        space = ATTENTION.templates["backward_warp_specialized"].space(workload, H200)
+        return {schedule.knobs["split_k"] for schedule in space if schedule.knobs["block_m"] == 64}
+
+    assert parts(2, 10, 4096, 77, 64) == {3, 4, 6}
+    assert parts(1, 1, 300, 77, 64) == {1}
+    assert parts(1, 32, 4096, 4096, 128, kv_heads=8, causal="bottom_right") == {1}
