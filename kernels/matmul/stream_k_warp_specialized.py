@@ -118,17 +118,6 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
             return f"a piece of b's tile has fewer than {line} columns, a line of 128 bytes"
         return None
 
-    def parts(knobs: Knobs) -> str | None:
-        wide, best = pieces(number(knobs, "block_n"))[0], subtile(problem, number(knobs, "block_n"))
-        if number(knobs, "subtile") == best:
-            return None
-        return f"parts of {wide // best} columns take fewer instructions and less shared memory"
-
-    def ring(knobs: Knobs) -> str | None:
-        deeper = [s for s in STAGES if s > number(knobs, "num_stages")]
-        fits = [s for s in deeper if _shared(problem, {**knobs, "num_stages": s}) <= device.shared_memory_bytes]
-        return f"a ring of {fits[-1]} stages fits" if fits else None
-
     def held(knobs: Knobs) -> str | None:
         if not number(knobs, "a_held"):
             return None
@@ -147,14 +136,30 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         plain_constraint(problem, device, batched=False),
         Constraint("hopper", hopper),
         Constraint("shape", shape),
-        Constraint("parts", parts),
-        Constraint("ring", ring),
+        *_best_of_shape(problem, device),
         Constraint("held", held),
         Constraint("order", order),
         *_sharing_constraints(problem, device),
         _promising(problem, device),
         tma_constraint(problem, device, ("a", "b")),
     ]
+
+
+def _best_of_shape(problem: Problem, device: DeviceSpec) -> list[Constraint]:
+    """What needs no trying: the parts in which a tile goes out, and how deep the ring is."""
+
+    def parts(knobs: Knobs) -> str | None:
+        wide, best = pieces(number(knobs, "block_n"))[0], subtile(problem, number(knobs, "block_n"))
+        if number(knobs, "subtile") == best:
+            return None
+        return f"parts of {wide // best} columns take fewer instructions and less shared memory"
+
+    def ring(knobs: Knobs) -> str | None:
+        deeper = [s for s in STAGES if s > number(knobs, "num_stages")]
+        fits = [s for s in deeper if _shared(problem, {**knobs, "num_stages": s}) <= device.shared_memory_bytes]
+        return f"a ring of {fits[-1]} stages fits" if fits else None
+
+    return [Constraint("parts", parts), Constraint("ring", ring)]
 
 
 def clocks(problem: Problem, device: DeviceSpec, knobs: Knobs) -> float:
