@@ -32,6 +32,9 @@ BARRIERS = 256
 
 MOST_SPLITS = 1024
 
+MOST_MERGED = 16
+"""Groups that become one, at most: of so many, a sixteenth of the products is kept."""
+
 WAVES = (1, 2, 3)
 """How often the parts of all tiles may fill the multiprocessors."""
 
@@ -62,7 +65,7 @@ BLOCKS_M, BLOCKS_N, COLUMN_BLOCKS = (64, 128, 256), (64, 128, 256), (1, 2, 3, 4,
 
 
 def _knobs(given: Problem, device: DeviceSpec, precisions: tuple[str, ...]) -> list[Knob]:
-    problem = packed_problem(given)
+    problem = computed_problem(given)
     shapes = itertools.product(BLOCKS_M, BLOCKS_N, COLUMN_BLOCKS)
     fitting = [shape for shape in shapes if _fits(problem, *shape) is None]
     possible = {split for shape in fitting for split in _splits(problem, device, shape)}
@@ -81,8 +84,8 @@ def _knobs(given: Problem, device: DeviceSpec, precisions: tuple[str, ...]) -> l
         Knob("combine", ("parts",), "category"),
         # whether images are copied to where the engine can read them: a fact of the problem, not a choice
         Knob("repack", (int(bool(copied_images(problem))),), "category"),
-        # 0 lays rows of an image of few channels side by side: a fact of the problem, too
-        Knob("span", (int(problem is given),)),
+        # groups that become one; 0 lays rows of an image of few channels side by side: facts of the problem, too
+        Knob("span", (given.groups // problem.groups if problem.c == given.c else 0,)),
         Knob("precision", _precisions(problem, precisions), "category"),
     ]
 
@@ -93,10 +96,20 @@ def _precisions(problem: Problem, precisions: tuple[str, ...]) -> tuple[str, ...
     return several if problem.element_bytes == 4 and several else precisions
 
 
-def packed_problem(problem: Problem) -> Problem:
-    """What is computed where x has few channels, by `packed_image`: rows of x lie beside each other, as many as its
-    stride, and the taps of a row are channels of one tap. Other problems as they are."""
+def _merged(problem: Problem) -> int:
+    """How many small groups become one, of at most PANEL channels on both sides."""
+    widest = max(problem.c, problem.k) // problem.groups
+    spans = (2**power for power in range(MOST_MERGED.bit_length()))
+    return max(span for span in spans if span == 1 or (problem.groups % span == 0 and span * widest <= PANEL))
+
+
+def computed_problem(problem: Problem) -> Problem:
+    """What the kernel computes: of small groups several as one, of which only each group's own products are kept. Where
+    x has few channels, as `packed_image` lays it: rows of x lie beside each other, as many as its stride, and the taps
+    of a row are channels of one tap. Other problems as they are."""
     (step, across), (p, q), size = problem.stride, problem.out_size, problem.element_bytes
+    if problem.result == "w" and problem.groups > 1 and size == 2:
+        return dataclasses.replace(problem, groups=problem.groups // _merged(problem))
     if problem.result != "w" or problem.c > FEW or problem.groups > 1 or problem.dilation != (1, 1) or size != 2:
         return problem
     depth = packed_channels(problem)
@@ -235,14 +248,14 @@ def _useful_tiles(problem: Problem) -> dict[tuple[int, int, int], float]:
 
 
 def _constraints(given: Problem, device: DeviceSpec) -> list[Constraint]:
-    problem = packed_problem(given)
+    problem = computed_problem(given)
     words = _unfit(problem, device)
     if words is not None or problem.result != "w":
         return [directions(problem, "weight_gradient"), Constraint("tma", lambda knobs: words)]
     return [
         _box_constraint(problem),
         *_tile_constraints(problem, device),
-        *_sum_constraints(given, problem, device),
+        *_sum_constraints(problem, device),
     ]
 
 
@@ -328,7 +341,7 @@ def _tile(knobs: Knobs) -> tuple[int, int, int]:
     return number(knobs, "block_m"), number(knobs, "block_n"), number(knobs, "column_blocks")
 
 
-def _sum_constraints(given: Problem, problem: Problem, device: DeviceSpec) -> list[Constraint]:
+def _sum_constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
     def split_k(knobs: Knobs) -> str | None:
         offered = _splits(problem, device, _tile(knobs))
         if number(knobs, "split_k") in offered:
@@ -340,9 +353,10 @@ def _sum_constraints(given: Problem, problem: Problem, device: DeviceSpec) -> li
             return None
         parts = PARTS_OF_A_NUMBER.get(str(knobs["precision"]), 1)
         needed = workspace_of(problem, knobs) + copied_bytes(problem, parts)
-        if problem is not given:
-            packed = problem.layouts["x"].strides[0] * problem.n * problem.element_bytes
-            needed += packed + (4 * math.prod(problem.shapes["w"]) if number(knobs, "split_k") == 1 else 0)
+        if number(knobs, "span") != 1 and number(knobs, "split_k") == 1:
+            needed += 4 * math.prod(problem.shapes["w"])
+        if not number(knobs, "span"):
+            needed += problem.layouts["x"].strides[0] * problem.n * problem.element_bytes
         return over(needed, problem.workspace_bytes, "bytes of workspace (workspace_bytes)")
 
     return [Constraint("split_k", split_k), Constraint("workspace", workspace)]

@@ -23,7 +23,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from kernelwright.kernels.conv2d.conv_reduce_kernel import conv_parts, part_strides
+from kernelwright.kernels.conv2d.conv_reduce_kernel import part_strides
 from kernelwright.kernels.conv2d.implicit_gemm_parts_kernel import parts_of
 from kernelwright.kernels.conv2d.pixel_boxes_kernel import (
     box_descriptor,
@@ -373,7 +373,8 @@ def plan(inputs, out, knobs, attributes, epilogue):
     [N, K, P, Q]."""
     if not knobs["span"]:
         return plan_packed(inputs["x"], inputs["d_out"], out, knobs, attributes)
-    groups, split_k = attributes["groups"], knobs["split_k"]
+    span, split_k = knobs["span"], knobs["split_k"]
+    (rows, channels, r, s), each = out.shape, out.shape[0] // attributes["groups"]
     geometry = conv_geometry(out, attributes)
     steps = [geometry[f"STRIDE_{axis}"] if geometry[f"SPLIT_{axis}"] else 1 for axis in "HW"]
     divided = (1, (1, 0, 0))
@@ -385,7 +386,11 @@ def plan(inputs, out, knobs, attributes, epilogue):
         x, copies = boxes_of(inputs["x"], steps, knobs["repack"])
         d_out, d_copies = boxes_of(inputs["d_out"], (1, 1), knobs["repack"])
     target, tail = (out, out.stride(), 0), []
-    if split_k > 1:
-        parts = conv_parts(out, split_k, torch.float32)
-        target, tail = (parts, part_strides(out), parts.stride(0)), [sum_weight_parts_launch(parts, out)]
-    return [*copies, *d_copies, product_launch(x, d_out, out, geometry, groups, knobs, target, *divided), *tail]
+    # only its sizes are looked at: merged groups have each other's channels, too
+    wide = torch.empty((rows, span * channels, r, s), device="meta")
+    if split_k > 1 or span > 1:
+        parts = torch.empty((split_k, rows * r * s, span * channels), dtype=torch.float32, device=out.device)
+        target = parts, part_strides(wide), parts.stride(0)
+        tail = [sum_weight_parts_launch(parts, out, span=span, each=each)]
+    main = product_launch(x, d_out, wide, geometry, attributes["groups"] // span, knobs, target, *divided)
+    return [*copies, *d_copies, main, *tail]

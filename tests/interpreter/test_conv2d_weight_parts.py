@@ -68,3 +68,16 @@ def test_few_channels_are_packed_and_unpacked(
     total[total_grid](*total_args)
     assert w.grad is not None
     assert torch.allclose(out.double(), w.grad, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(("groups", "span"), [(4, 2), (6, 1), (8, 8)])
+def test_groups_keep_their_own_products(groups: int, span: int) -> None:
+    torch.manual_seed(0)
+    k, c = 3 * groups, 2
+    out = torch.full((k, c, 2, 3), torch.nan).contiguous(memory_format=torch.channels_last)
+    partial = torch.randn(5, k * 6, span * c)
+    kernel, grid, args, _ = sum_weight_parts_launch(partial, out, span=span, each=3)
+    kernel[grid](*args)
+    wide = partial.double().sum(0).reshape(k, 2, 3, span, c)
+    wanted = torch.stack([wide[row, :, :, row // 3 % span] for row in range(k)]).permute(0, 3, 1, 2)
+    assert torch.allclose(out.double(), wanted, rtol=1e-5, atol=1e-5)

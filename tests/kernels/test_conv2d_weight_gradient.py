@@ -17,8 +17,8 @@ from kernelwright.kernels.conv2d.operator import CONV2D
 from kernelwright.kernels.conv2d.tma_view_kernel import conv_geometry, image_view
 from kernelwright.kernels.conv2d.weight_gradient_warp_specialized import (
     WEIGHT_GRADIENT_WARP_SPECIALIZED,
+    computed_problem,
     offered_boxes,
-    packed_problem,
 )
 from kernelwright.kernels.conv2d.workload import DEFAULTS, conv2d_workload, problem_of
 from kernelwright.kernels.device import named_device
@@ -215,7 +215,7 @@ def test_sums_over_packed_images(
     """Lines of a packed image overlap in memory; what the space takes for the problem is what the plan computes."""
     workload = gradient((image[0], image[1], image[2], image[3]), 48, kernel, padding=padding, stride=stride)
     problem = problem_of(workload)
-    packed = packed_problem(problem)
+    packed = computed_problem(problem)
     base = whole_numbers((1, packed.layouts["x"].strides[0] * packed.n, 1, 1), 0).flatten()
     x = base.as_strided(packed.shapes["x"], packed.layouts["x"].strides)
     d_out = whole_numbers(packed.shapes["out"], 1)
@@ -253,7 +253,10 @@ PATCHES = gradient((32, 3, 224, 224), 128, 4, stride=4)
 EXACT = gradient((256, 128, 28, 28), 128, 3, dtype="fp32", layout="nchw", padding=1)
 THIN = gradient((1, 64, 56, 56), 64, 3, dtype="fp32", layout="nchw", padding=1)
 
+GROUPED = gradient((32, 128, 56, 56), 128, 3, padding=1, groups=32)
+
 BUILDS: dict[str, tuple[Workload, dict[str, int]]] = {
+    "merged groups": (GROUPED, {"block_m": 64, "block_n": 64, "column_blocks": 10, "span": 16}),
     "parts": (EXACT, {"block_m": 128, "block_n": 128, "column_blocks": 1, "block_k": 32}),
     "parts, blocks shared out": (THIN, {"block_m": 64, "block_n": 64, "column_blocks": 4}),
     "few channels": (FIRST, {"block_m": 64, "block_n": 64, "column_blocks": 4, "block_k": 64, "span": 0}),
@@ -323,6 +326,22 @@ def test_every_budget_of_fp32_has_parts(budget: float | None) -> None:
     assert found and {schedule.knobs["precision"] for schedule in found} <= {"bf16x3", "bf16x6"}
 
 
+@pytest.mark.parametrize(
+    ("channels", "k", "groups", "span"),
+    [(128, 128, 32, 16), (1024, 1024, 32, 2), (96, 192, 12, 4), (64, 64, 1, 1), (240, 240, 3, 1), (512, 512, 128, 16)],
+)
+def test_small_groups_are_merged_up_to_a_line(channels: int, k: int, groups: int, span: int) -> None:
+    workload = gradient((32, channels, 14, 14), k, 3, padding=1, groups=groups)
+    schedule = members(workload)[0]
+    assert {s.knobs["span"] for s in members(workload)} == {span}
+    *_, main, total = plan_of(workload, schedule)
+    given = dict(zip(main[0].arg_names, main[2], strict=True))
+    assert (given["GROUPS"], given["ROWS"]) == (groups // span, k * span // groups)
+    assert given["CHANNELS"] == channels * span // groups
+    summed = dict(zip(total[0].arg_names, total[2], strict=True))
+    assert (summed["SPAN"], summed["EACH"], summed["STEP"]) == (span, k // groups, 0)
+
+
 def test_boxes_hold_few_pixels_that_are_not_there() -> None:
     assert offered_boxes(problem_of(POINTS)) == {(32, 1, 32), (64, 1, 64), (128, 1, 128)}
     assert (64, 2, 2) in offered_boxes(problem_of(DEEP)) and (64, 8, 8) not in offered_boxes(problem_of(DEEP))
@@ -333,7 +352,7 @@ def test_boxes_hold_few_pixels_that_are_not_there() -> None:
     [
         (conv2d_workload((8, 64, 28, 28), 64, 3, padding=1), "computes weight_gradient, not forward"),
         (gradient((8, 5, 28, 28), 32, 3), "only 3.5% of the smallest tiles"),
-        (gradient((8, 64, 28, 28), 64, 3, groups=16), "groups of whole 16 bytes"),
+        (gradient((8, 60, 28, 28), 60, 3, groups=3), "groups of whole 16 bytes"),
         (gradient((8, 64, 1, 28), 64, 1, stride=2, padding=1), "no tap meets a pixel along H"),
         (gradient((0, 64, 28, 28), 64, 3), "at least one image"),
     ],
