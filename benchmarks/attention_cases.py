@@ -116,6 +116,9 @@ def _gradients() -> Iterator[Found]:
     for dtype in ("bf16", "fp16"):
         heads = attention_workload(2, 8, 700, 700, 128, dtype, kv_heads=2, layout="bshd", **CAUSAL, **back)
         yield f"backward in any order, shared heads {dtype}", heads
+    for causal in (None, "bottom_right"):
+        parts = attention_workload(2, 4, 1500, 77, 64, kv_heads=2, layout="bshd", causal=causal, **back)
+        yield f"backward in any order, queries in parts {causal or 'full'}", parts
     for head_dim in (40, 64, 80, 128, 256):
         yield f"backward, heads of {head_dim}", attention_workload(1, 4, 300, 300, head_dim, kv_heads=2, **back)
     for name, options in FEATURES.items():
