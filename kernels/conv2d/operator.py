@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import math
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,7 @@ from kernelwright.kernels.conv2d.resident_weights import RESIDENT_WEIGHTS
 from kernelwright.kernels.conv2d.stem import STEM
 from kernelwright.kernels.conv2d.template import ConvTemplate
 from kernelwright.kernels.conv2d.vendor import vendor_call
-from kernelwright.kernels.conv2d.weight_gradient_warp_specialized import WEIGHT_GRADIENT_WARP_SPECIALIZED
+from kernelwright.kernels.conv2d.weight_gradient_warp_specialized import WEIGHT_GRADIENT_WARP_SPECIALIZED, rearranged
 from kernelwright.kernels.conv2d.workload import OPERANDS, Problem, complete_attributes, problem_of
 from kernelwright.kernels.operator import Inputs, Launch, Work, bytes_of
 from kernelwright.kernels.precision import allowed, own_precision, tolerance
@@ -110,13 +111,17 @@ class Conv2dOperator:
         return allowed(first, second, p.dtypes[p.result], workload.error_budget)
 
     def space(self, workload: Workload, device: DeviceSpec) -> UnionSpace:
-        """Every legal schedule of every template; where each channel goes by itself, of the best template for that."""
+        """Every legal schedule of every template; not of those that others there leave far behind."""
         return UnionSpace([template.space(workload, device) for template in self._offered(workload, device)])
 
     def _offered(self, workload: Workload, device: DeviceSpec) -> list[ConvTemplate]:
-        direct = (self.templates[name] for name in DEPTHWISE_ONLY)
-        best = next((t for t in direct if problem_of(workload).depthwise and t.space(workload, device).members), None)
-        return list(self.templates.values()) if best is None else [best]
+        problem, names = problem_of(workload), list(self.templates)
+        if problem.depthwise:
+            direct = (name for name in DEPTHWISE_ONLY if self.templates[name].space(workload, device).members)
+            names = list(itertools.islice(direct, 1)) or names
+        elif rearranged(problem) and WEIGHT_GRADIENT_WARP_SPECIALIZED.space(workload, device).members:
+            names.remove(IMPLICIT_GEMM_WEIGHT_GRADIENT.name)
+        return [self.templates[name] for name in names]
 
     def default_schedule(self, workload: Workload, device: DeviceSpec) -> Schedule:
         """A middling schedule of the portable template of the workload's direction."""

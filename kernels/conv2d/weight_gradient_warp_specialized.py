@@ -90,6 +90,15 @@ def _knobs(given: Problem, device: DeviceSpec, precisions: tuple[str, ...]) -> l
     ]
 
 
+def rearranged(problem: Problem) -> bool:
+    """Whether this is the gradient of a weight over many pixels of tensors that are first brought into another form:
+    reading them element by element takes several times as long."""
+    if problem.result != "w" or gemm_of(problem).k < LONGEST_SUM:
+        return False
+    computed = computed_problem(problem)
+    return problem.element_bytes == 4 or (computed.c, computed.groups) != (problem.c, problem.groups)
+
+
 def _precisions(problem: Problem, precisions: tuple[str, ...]) -> tuple[str, ...]:
     # every budget that fp32 can keep to admits some
     several = tuple(precision for precision in precisions if precision in PARTS_OF_A_NUMBER)
@@ -99,7 +108,7 @@ def _precisions(problem: Problem, precisions: tuple[str, ...]) -> tuple[str, ...
 def _merged(problem: Problem) -> int:
     """How many small groups become one, of at most PANEL channels on both sides."""
     widest = max(problem.c, problem.k) // problem.groups
-    spans = (2**power for power in range(MOST_MERGED.bit_length()))
+    spans = (1 << power for power in range(MOST_MERGED.bit_length()))
     return max(span for span in spans if span == 1 or (problem.groups % span == 0 and span * widest <= PANEL))
 
 

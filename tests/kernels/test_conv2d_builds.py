@@ -137,6 +137,31 @@ def test_channels_by_themselves_are_never_multiplied_as_matrices(
     assert CONV2D.default_schedule(workload, H100) in set(space)
 
 
+@pytest.mark.parametrize(
+    ("image", "k", "taps", "dtype", "groups", "portable"),
+    [
+        ((32, 3, 224, 224), 64, 7, "bf16", 1, False),
+        ((32, 128, 56, 56), 128, 3, "bf16", 32, False),
+        ((256, 128, 28, 28), 128, 3, "fp32", 1, False),
+        ((1, 64, 56, 56), 64, 3, "fp32", 1, True),
+        ((64, 64, 56, 56), 64, 3, "bf16", 1, True),
+    ],
+)
+def test_gradients_of_weights_that_are_rearranged_are_not_read_by_elements(
+    image: tuple[int, int, int, int], k: int, taps: int, dtype: str, groups: int, portable: bool
+) -> None:
+    given: dict[str, Any] = {"padding": taps // 2, "groups": groups, "direction": "weight_gradient"}
+    workload = conv2d_workload(image, k, taps, dtype, **given)
+    space = CONV2D.space(workload, H100)
+    found = {schedule.template for schedule in space}
+    assert "weight_gradient_warp_specialized" in found
+    assert ("implicit_gemm_weight_gradient" in found) == portable
+    assert CONV2D.default_schedule(workload, H100) in set(space)
+    # other GPUs have only that
+    elsewhere = {schedule.template for schedule in CONV2D.space(workload, named_device("a100"))}
+    assert "implicit_gemm_weight_gradient" in elsewhere
+
+
 def test_spaces_of_several_templates_make_the_operators() -> None:
     shares = {name: len(template.space(DENSE, H100)) for name, template in CONV2D.templates.items()}
     assert shares["implicit_gemm_tma"] > 100 and shares["implicit_gemm_warp_specialized"] > 20
