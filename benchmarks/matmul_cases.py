@@ -270,6 +270,9 @@ def _shared_out() -> Iterator[Found]:
     yield "shared out, two waves", matmul_workload(2048, 4672, 1024, epilogue=("residual",))
     yield "shared out, one tile", matmul_workload(128, 256, 65536, epilogue=("scale_m", "silu"))
     yield "shared out, fp8", matmul_workload(1024, 1296, 4096, "fp8e4m3", epilogue=("bias",), scaling="row")
+    chain = ("bias", "gelu", "multiply", "residual", "tanh")
+    yield "shared out, long chain", matmul_workload(1000, 1100, 520, "fp16", epilogue=chain)
+    yield "shared out, long chain, nn", matmul_workload(1000, 2304, 1096, "bf16", "nn", ("gelu", "scale_m", "sigmoid"))
     yield "shared out, by columns", laid_out(matmul_workload(640, 712, 2048), out="col:648")
 
 
