@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import itertools
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -64,6 +65,9 @@ def collect_file(target: str) -> tuple[list[dict[str, Any]], list[str]]:
     return [{"workload": workload.to_json(), "calls": calls} for workload, calls in found.items()], left_out
 
 
+_NUMBERS = itertools.count(1)
+
+
 def load_model(target: str) -> tuple[Callable[..., Any], Sequence[Any]]:
     """A model and its inputs from "model.py", which has `model` and `inputs` (a tensor or a tuple of them), or
     "model.py:make", a function that returns both. UsageError when it has not."""
@@ -76,7 +80,8 @@ def _load(path: Path, name: str) -> tuple[Callable[..., Any], Any]:
     if not path.is_file():
         raise UsageError(f"the model must be a Python file, got {path}, which is none")
     sys.path.insert(0, str(path.resolve().parent))
-    spec = importlib.util.spec_from_file_location("kernelwright_collected", path)
+    # a name of its own: torch's tracing remembers modules by name
+    spec = importlib.util.spec_from_file_location(f"kernelwright_collected_{next(_NUMBERS)}", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

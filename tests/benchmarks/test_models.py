@@ -37,7 +37,8 @@ def made(name: str) -> tuple[Any, Any]:
 def on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch, **sizes: Any) -> ModuleType:
     """The module of a model, with other sizes, in fp32."""
     load_model(model_run.target_of(name))
-    module, parts = sys.modules["kernelwright_collected"], sys.modules["model_parts"]
+    loaded = [module for name, module in sys.modules.items() if name.startswith("kernelwright_collected_")]
+    module, parts = loaded[-1], sys.modules["model_parts"]
     monkeypatch.setattr(parts, "DEVICE", "cpu")
     monkeypatch.setattr(parts, "DTYPE", torch.float32)
     monkeypatch.setattr(parts, "PLACE", {"device": "cpu", "dtype": torch.float32})
