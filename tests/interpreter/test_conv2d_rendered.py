@@ -48,6 +48,8 @@ CASES: list[tuple[str, dict[str, Any]]] = [
     ("implicit_gemm_input_gradient", {"stride": 2, "groups": 2, "direction": "input_gradient"}),
     ("implicit_gemm_input_gradient", {"stride": 2, "transposed": True, "output_padding": 1, "epilogue": ("gelu",)}),
     ("implicit_gemm_weight_gradient", {"padding": 1, "direction": "weight_gradient", "layout": "nchw"}),
+    ("depthwise_tile", {"padding": 1, "groups": 24, "k": 24, "epilogue": ("bias", "silu")}),
+    ("depthwise_tile", {"stride": 2, "groups": 24, "k": 24, "direction": "weight_gradient"}),
     ("pointwise", {"kernel": 1, "layouts": {"out": "strided:20000,1,800,40"}}),
 ]
 
