@@ -10,9 +10,10 @@ import triton
 import triton.language as tl
 
 from kernelwright.kernels.conv2d.conv_epilogue_kernel import conv_chain, finish_conv, image_places
-from kernelwright.kernels.conv2d.conv_reduce_kernel import conv_parts, conv_reduce_launch
+from kernelwright.kernels.conv2d.conv_reduce_kernel import conv_parts
 from kernelwright.kernels.conv2d.implicit_gemm_kernel import class_of_axis, gemm_of
 from kernelwright.kernels.conv2d.taps_kernel import put, zeros_tuple
+from kernelwright.kernels.conv2d.weight_parts_kernel import sum_weight_parts_launch
 from kernelwright.kernels.matmul.product_kernel import dot_precision, product
 
 
@@ -132,7 +133,7 @@ def plan_grouped_weight(x, d_out, dw, knobs, attributes):
     if parts > 1:
         target = conv_parts(dw, parts, torch.float32)
         strides, stride_part = (r * s * channels, 1, s * channels, channels), target.stride(0)
-        launches = [conv_reduce_launch(target, dw, {}, ())]
+        launches = [sum_weight_parts_launch(target, dw)]
     pairs = [attributes[f"{name}_{axis}"] for name in ("stride", "pad", "dilation") for axis in "hw"]
     args = (
         x, d_out, target, x.stride(), d_out.stride(), strides, stride_part, groups,

@@ -162,6 +162,31 @@ def test_gradients_of_weights_that_are_rearranged_are_not_read_by_elements(
     assert "implicit_gemm_weight_gradient" in elsewhere
 
 
+@pytest.mark.parametrize(
+    ("template", "channels", "groups"),
+    [
+        ("implicit_gemm_weight_gradient", 64, 1),
+        ("weight_gradient_warp_specialized", 64, 1),
+        ("grouped_direct", 128, 32),
+        ("depthwise", 64, 64),
+        ("depthwise_tile", 64, 64),
+    ],
+)
+def test_parts_of_weights_are_read_many_at_once(template: str, channels: int, groups: int) -> None:
+    """One after the other, each waits for the last: hundreds of parts take longer than what made them."""
+    given: dict[str, Any] = {"padding": 1, "groups": groups, "direction": "weight_gradient"}
+    workload = conv2d_workload((32, channels, 56, 56), channels, 3, **given)
+    schedule = max(
+        (s for s in CONV2D.templates[template].space(workload, H100) if s.knobs.get("combine") != "add"),
+        key=lambda s: int(s.knobs.get("split_k", 1)) * int(s.knobs.get("parts", 1)),
+    )
+    inputs, out = CONV2D.make_inputs(workload, 0, "meta"), CONV2D.empty_output(workload, "meta")
+    *_, (kernel, _, args, _) = CONV2D.plan(workload, schedule, inputs, out)
+    values = dict(zip(kernel.arg_names, args, strict=True))
+    together = values["BLOCK_P" if template.startswith("depthwise") else "ROWS"]
+    assert values["PARTS"] >= 32 and together >= 32
+
+
 def test_spaces_of_several_templates_make_the_operators() -> None:
     shares = {name: len(template.space(DENSE, H100)) for name, template in CONV2D.templates.items()}
     assert shares["implicit_gemm_tma"] > 100 and shares["implicit_gemm_warp_specialized"] > 20
