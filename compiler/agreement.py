@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from kernelwright.compiler.written_answers import read, written
@@ -52,6 +52,12 @@ class AgreedAnswers:
         prepare = getattr(self._source, "prepare", None)
         if prepare is not None:
             prepare(workloads)
+
+    def tune(self, calls: Mapping[Workload, int]) -> None:
+        """See `kernelwright.compiler.tuning.Tuning`: every rank tunes on its own GPU, and the first answer counts."""
+        tune = getattr(self._source, "tune", None)
+        if tune is not None:
+            tune(calls)
 
     def __call__(self, workload: Workload) -> Answer:
         """The answer that all ranks give."""

@@ -12,11 +12,15 @@ in. Options of ours, in torch.compile's `options` beside any of Inductor's:
     device    name of the GPU to answer for; default the one that is present
     devices   torch device types whose products are replaced; default ("cuda",)
     answers   a function from Workload to Answer, in place of the database
+    tune      "never" (default); "missing": what has no record is tuned before a graph is compiled; "background": it is
+              tuned in a child process while the graph runs as it is, and the graph is compiled again after that
+    tune_seconds   how long the workloads of a graph are tuned; default 60
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import logging
 import os
@@ -28,8 +32,10 @@ from torch._inductor import config as inductor_config
 from torch._inductor.compile_fx import compile_fx
 from torch._logging._internal import warning_once
 
+from kernelwright.compiler import tuning
 from kernelwright.compiler.agreement import AgreedAnswers, default_store
-from kernelwright.compiler.dispatch import Answers, MostCertain, device_of, local_answers
+from kernelwright.compiler.dispatch import Answers, MostCertain, RecordedAnswers, device_of, local_answers
+from kernelwright.compiler.improving import improving, is_static, kept
 from kernelwright.compiler.passes.replace import Replace
 from kernelwright.compiler.passes.sequence import joined
 from kernelwright.compiler.report import Report
@@ -62,6 +68,8 @@ class Options:
     device: str | None = None
     devices: tuple[str, ...] = ("cuda",)
     answers: Callable[[Workload], Answer] | None = None
+    tune: str = "never"
+    tune_seconds: float = tuning.SECONDS
 
     def __post_init__(self) -> None:
         for name in ("how", "devices"):
@@ -70,6 +78,12 @@ class Options:
         unknown = [how for how in self.how if how not in TRUSTED]
         if not 0 < self.wait <= 600:
             raise UsageError(f"option wait must lie between 0 and 600 seconds, got {self.wait!r}")
+        if self.tune not in tuning.MODES:
+            raise UsageError(f"option tune must be one of {', '.join(tuning.MODES)}, got {self.tune!r}")
+        if self.tune != "never" and (self.answers is not None or self.device is not None):
+            raise UsageError("option tune measures on the GPU that is present, so leave out answers and device")
+        if not 0 < self.tune_seconds <= 86400:
+            raise UsageError(f"option tune_seconds must lie between 0 and 86400, got {self.tune_seconds!r}")
         if unknown:
             raise UsageError(f"option how must name some of {', '.join(TRUSTED)}, got {', '.join(unknown)}")
 
@@ -89,9 +103,35 @@ def kernelwright(
     ours, patches = split_options(mode, options or {})
     if ours.report is not None:
         ours.report.inductor_options.update(patches)
-    if _has_tensor_on(gm, example_inputs, ours.devices):
-        patches = {**patches, **kernel_settings(ours, patches)}
-    return compile_fx(gm, example_inputs, config_patches=patches)
+    if not _has_tensor_on(gm, example_inputs, ours.devices):
+        return compile_fx(gm, example_inputs, config_patches=patches)
+    if ours.tune == "background" and is_static(example_inputs):
+        return _improving(gm, example_inputs, ours, patches)
+    return compile_fx(gm, example_inputs, config_patches={**patches, **kernel_settings(ours, patches)})
+
+
+def _improving(
+    gm: torch.fx.GraphModule, example_inputs: Sequence[Any], ours: Options, patches: Mapping[str, Any]
+) -> Any:
+    """The graph with what is known now; it is tuned in the background where something is not."""
+    missing: dict[Workload, int] = {}
+    graph = kept(gm)
+    now: Any = compile_fx(gm, example_inputs, config_patches={**patches, **kernel_settings(ours, patches, missing)})
+    # ranks of a job must not change their kernels one by one: what is tuned there is for the next run
+    alone = default_store() is None
+
+    def tune() -> bool:
+        return _tune(ours, missing, ours.tune_seconds) and alone
+
+    def again(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        later = dataclasses.replace(ours, tune="never")
+        return compile_fx(graph, inputs, config_patches={**patches, **kernel_settings(later, patches)})
+
+    return improving(now, graph, tune, again) if missing else now
+
+
+def _tune(ours: Options, calls: tuning.Calls, seconds: float) -> bool:
+    return tuning.tune_in_child(calls, ours.db or os.environ.get("KERNELWRIGHT_DB"), seconds)
 
 
 def split_options(mode: str | None, options: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
@@ -104,11 +144,14 @@ def split_options(mode: str | None, options: Mapping[str, Any]) -> tuple[Options
     return ours, dict(wrapper.config)
 
 
-def kernel_settings(ours: Options, patches: Mapping[str, Any]) -> dict[str, Any]:
-    """The Inductor settings that bring our pass in; none at all when there are no answers to be had."""
+def kernel_settings(
+    ours: Options, patches: Mapping[str, Any], missing: dict[Workload, int] | None = None
+) -> dict[str, Any]:
+    """The Inductor settings that bring our pass in; none at all when there are no answers to be had. missing: takes
+    what nothing was measured of."""
     report = ours.report or Report()
     try:
-        answers, state = _answers(ours)
+        answers, state = _answers(ours, missing)
     except Exception as error:
         report.warnings.append(str(error))
         warning_once(_log, "every product is left to Inductor: %s", error)
@@ -125,16 +168,26 @@ def kernel_settings(ours: Options, patches: Mapping[str, Any]) -> dict[str, Any]
     return {SLOT: joined(existing, ours_pass), **({"fx_graph_cache": False} if keep_out_of_cache else {})}
 
 
-def _answers(ours: Options) -> tuple[Callable[[Workload], Answer], str | None]:
+def _answers(
+    ours: Options, missing: dict[Workload, int] | None = None
+) -> tuple[Callable[[Workload], Answer], str | None]:
     """A source of answers, and what identifies its present state (None where nothing does)."""
     if ours.answers is not None:
         return ours.answers, None
-    found = known_answers(ours)
+    found: Answers = known_answers(ours) if ours.tune == "never" else _tuned_answers(ours)
     store = default_store()
-    if store is None:
-        return found, found.state
-    agreed = AgreedAnswers(found, store, found.state)
+    agreed = found if store is None else AgreedAnswers(found, store, found.state)
+    if missing is not None:
+        # a graph from a cache would not tell what it misses
+        return tuning.MissingNoted(agreed, missing), None
     return agreed, agreed.state
+
+
+def _tuned_answers(ours: Options) -> Answers:
+    """Answers that are tuned where they are missing, or known to be missing: an empty database is no obstacle."""
+    nothing = RecordedAnswers([], device_of(ours.device), current_toolchain(TIMER_VERSION))
+    tune = functools.partial(_tune, ours) if ours.tune == "missing" else lambda calls, seconds: False
+    return tuning.MissingTuned(lambda: known_answers(ours), nothing, tune, ours.tune_seconds)
 
 
 def known_answers(ours: Options) -> Answers:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from kernelwright.compiler.passes.convolution import Convolutions
 from kernelwright.compiler.passes.products import Products
 from kernelwright.compiler.passes.rival import rival_us
 from kernelwright.compiler.report import Decision, Report
+from kernelwright.compiler.tuning import Tuning
 from kernelwright.errors import UsageError
 from kernelwright.search.answer import Answer
 from kernelwright.types import Workload
@@ -115,9 +117,15 @@ class Replace(CustomGraphPass):
         return finder.unfit(node)
 
     def _prepare(self, graph: Graph) -> None:
-        """Tell the source of answers what it will be asked, if it wants to know."""
+        """Tell the source of answers what it will be asked, if it wants to know, and what is to be tuned: of each place
+        the form that takes in most."""
+        if not isinstance(self._answers, Prepared | Tuning):
+            return
+        places = [forms for _, forms, _ in self.workloads(graph) if forms]
         if isinstance(self._answers, Prepared):
-            self._answers.prepare([workload for _, forms, _ in self.workloads(graph) for workload in forms])
+            self._answers.prepare([workload for forms in places for workload in forms])
+        if isinstance(self._answers, Tuning):
+            self._answers.tune(Counter(forms[0] for forms in places))
 
     def _decide(self, graph: Graph, finder: Finder, node: Node) -> list[Decision]:
         unfit = self.unfit(finder, node)

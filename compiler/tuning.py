@@ -1,0 +1,144 @@
+"""Tuning what a compile finds no record of: before the graph is compiled (tune="missing"), or beside the running model
+(tune="background", see `kernelwright.compiler.improving`).
+
+A child process does it, by the command line's own `kernelwright tune --workloads`, which puts trials and winners into
+the database and tunes first where most is to be saved. It ends by itself once its seconds are over.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import torch
+
+from kernelwright.compiler.dispatch import Answers, Prepared
+from kernelwright.errors import KernelwrightError
+from kernelwright.search.answer import Answer
+from kernelwright.types import Workload
+
+MODES = ("never", "missing", "background")
+
+SECONDS = 60.0
+"""How long the workloads of one graph are tuned, all together, where nothing else is said."""
+
+GRACE_S = 60.0
+"""What a child may take longer than it was given: to start, to end a trial, and for its last comparison."""
+
+_COMMAND = "from kernelwright.service.cli import main; main()"
+
+_tried: set[tuple[str | None, Workload]] = set()
+
+_log = logging.getLogger(__name__)
+
+Calls = Mapping[Workload, int]
+"""How often a step runs each workload."""
+
+
+@runtime_checkable
+class Tuning(Protocol):
+    """A source of answers that wants to know what a graph would run, before it is asked."""
+
+    def tune(self, calls: Calls) -> None:
+        """Do something about workloads that nothing was measured of."""
+        ...
+
+
+def tune_in_child(calls: Calls, db: str | None, seconds: float) -> bool:
+    """Tune the workloads on the present GPU in a child process; False, logged, when that failed. What this process has
+    tuned already, with whatever outcome, is not tuned again."""
+    calls = {workload: count for workload, count in calls.items() if (db, workload) not in _tried}
+    _tried.update((db, workload) for workload in calls)
+    if not calls:
+        return True
+    with tempfile.TemporaryDirectory(prefix="kernelwright-tune-") as folder:
+        listed = Path(folder) / "workloads.json"
+        entries = [{"workload": workload.to_json(), "calls": count} for workload, count in calls.items()]
+        listed.write_text(json.dumps(entries), encoding="utf-8")
+        command = [sys.executable, "-c", _COMMAND, "tune", "--workloads", str(listed), "--seconds", f"{seconds:g}"]
+        command += ["--device", f"cuda:{torch.cuda.current_device()}"] if torch.cuda.is_available() else []
+        command += ["--db", db] if db else []
+        began = time.monotonic()
+        try:
+            subprocess.run(command, check=True, capture_output=True, text=True, timeout=seconds + GRACE_S)
+        except subprocess.CalledProcessError as error:
+            _log.warning("tuning failed: %s", error.stderr.strip().splitlines()[-1:] or error)
+            return False
+        except (subprocess.TimeoutExpired, OSError) as error:
+            _log.warning("tuning failed: %s", error)
+            return False
+        _log.info("tuned %d workloads in %.0f s", len(calls), time.monotonic() - began)
+        return True
+
+
+class MissingTuned:
+    """Answers that are measured before they are given: what has none is tuned first, within `seconds` for a graph.
+
+    read: reads the answers anew; it raises KernelwrightError where there is no database yet, and `empty` answers then.
+    """
+
+    def __init__(
+        self, read: Callable[[], Answers], empty: Answers, tune: Callable[[Calls, float], bool], seconds: float
+    ) -> None:
+        self._read, self._empty, self._tune, self._seconds = read, empty, tune, seconds
+        self._source = self._present()
+
+    def prepare(self, workloads: list[Workload]) -> None:
+        """See `kernelwright.compiler.dispatch.Prepared`."""
+        if isinstance(self._source, Prepared):
+            self._source.prepare(workloads)
+
+    def tune(self, calls: Calls) -> None:
+        """See `Tuning`."""
+        missing = unmeasured(self._source, calls)
+        if missing and self._tune(missing, self._seconds):
+            self._source = self._present()
+
+    def __call__(self, workload: Workload) -> Answer:
+        """What is fastest for the workload."""
+        return self._source(workload)
+
+    @property
+    def state(self) -> str:
+        """That of the answers, marked: a graph that was compiled after tuning is another one."""
+        return f"{self._source.state}/tuned within {self._seconds:g} s"
+
+    def _present(self) -> Answers:
+        try:
+            return self._read()
+        except KernelwrightError as error:
+            _log.info("nothing is recorded yet: %s", error)
+            return self._empty
+
+
+class MissingNoted:
+    """Answers as they are; what they have no measurement of is added to `missing`."""
+
+    def __init__(self, source: Callable[[Workload], Answer], missing: dict[Workload, int]) -> None:
+        self._source, self._missing = source, missing
+
+    def prepare(self, workloads: list[Workload]) -> None:
+        """See `kernelwright.compiler.dispatch.Prepared`."""
+        if isinstance(self._source, Prepared):
+            self._source.prepare(workloads)
+
+    def tune(self, calls: Calls) -> None:
+        """See `Tuning`."""
+        for workload, count in unmeasured(self._source, calls).items():
+            self._missing[workload] = self._missing.get(workload, 0) + count
+
+    def __call__(self, workload: Workload) -> Answer:
+        """What is fastest for the workload."""
+        return self._source(workload)
+
+
+def unmeasured(answers: Callable[[Workload], Answer], calls: Calls) -> dict[Workload, int]:
+    """Those that nothing was measured of on this GPU, with this software."""
+    return {workload: count for workload, count in calls.items() if answers(workload).how != "measured"}
