@@ -31,7 +31,7 @@ _PERSISTENT = frozenset(
         *("weight_gradient_warp_specialized", "implicit_gemm_parts"),
     }
 )
-_BULK_COPIES = _PERSISTENT | {"skinny", "weight_only", "grouped"}
+_BULK_COPIES = _PERSISTENT | {"skinny", "weight_only", "grouped", "tile_tma"}
 _SWAPPED = frozenset({"skinny", "weight_only"})
 _KNOB_DEFAULTS = {
     "block_m": 64.0,

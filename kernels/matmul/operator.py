@@ -20,6 +20,7 @@ from kernelwright.kernels.matmul.skinny import SKINNY
 from kernelwright.kernels.matmul.stream_k import STREAM_K
 from kernelwright.kernels.matmul.stream_k_warp_specialized import STREAM_K_WARP_SPECIALIZED
 from kernelwright.kernels.matmul.template import MatmulTemplate
+from kernelwright.kernels.matmul.tile_tma import TILE_TMA
 from kernelwright.kernels.matmul.vendor import vendor_call
 from kernelwright.kernels.matmul.warp_specialized import WARP_SPECIALIZED
 from kernelwright.kernels.matmul.weight_only import WEIGHT_ONLY
@@ -41,6 +42,7 @@ TEMPLATES: dict[str, MatmulTemplate] = {
         WARP_SPECIALIZED,
         STREAM_K,
         STREAM_K_WARP_SPECIALIZED,
+        TILE_TMA,
         GROUPED,
         GROUPED_POINTER,
         WEIGHT_ONLY,

@@ -46,7 +46,7 @@ def some(workload: Workload, template: str, count: int) -> list[Schedule]:
     return MATMUL.templates[template].space(workload, H100).sample(random.Random(7), count)
 
 
-@pytest.mark.parametrize("template", ["persistent_tma", "pointer", "skinny"])
+@pytest.mark.parametrize("template", ["persistent_tma", "pointer", "skinny", "tile_tma"])
 @pytest.mark.parametrize("dtype", ["fp16", "fp32"])
 @pytest.mark.parametrize(("m", "n", "k", "layout"), SHAPES)
 def test_sampled_schedules_are_right(template: str, dtype: str, m: int, n: int, k: int, layout: str) -> None:
@@ -56,7 +56,7 @@ def test_sampled_schedules_are_right(template: str, dtype: str, m: int, n: int, 
         assert verdict.right, (schedule, verdict)
 
 
-@pytest.mark.parametrize("template", ["persistent_tma", "pointer", "skinny"])
+@pytest.mark.parametrize("template", ["persistent_tma", "pointer", "skinny", "tile_tma"])
 @pytest.mark.parametrize("epilogue", [(), ("bias",), *((name,) for name in ACTIVATIONS), ("bias", "gelu")])
 def test_every_epilogue(template: str, epilogue: tuple[str, ...]) -> None:
     workload = matmul_workload(64, 64, 1024, "fp32", "nt", epilogue)
