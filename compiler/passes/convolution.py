@@ -9,7 +9,8 @@ import torch
 from torch.fx import Graph, Node
 
 from kernelwright.compiler.conv2d_operands import Geometry, workload_of
-from kernelwright.compiler.passes.candidate import Candidate, check_nodes, emit_call, is_known, item_of, value_of
+from kernelwright.compiler.passes.candidate import Candidate, check_nodes, emit, emit_call, is_known, item_of, value_of
+from kernelwright.compiler.passes.rival import is_fused
 from kernelwright.compiler.passes.tail import Tail, emit_vectors, numbered, tails
 from kernelwright.errors import InvalidWorkload
 from kernelwright.kernels.conv2d.reference import activations
@@ -18,15 +19,18 @@ from kernelwright.types import Workload
 
 aten = torch.ops.aten
 
+LAST = torch.channels_last
+
 GRADIENTS = ("input_gradient", "weight_gradient")
 """Directions of a convolution's gradients, by their place among the results of aten.convolution_backward."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Forward:
-    """A convolution and the steps behind it."""
+    """A convolution and the steps behind it. last: its image is laid out channels last on the way in."""
 
     tail: Tail
+    last: bool = False
 
     @property
     def end(self) -> Node:
@@ -40,11 +44,12 @@ class Forward:
         if end.dtype != out.dtype or end.shape != out.shape or end.stride() != out.stride():
             raise InvalidWorkload("what follows the convolution lies otherwise in memory, or has another type")
         biased = bias is not None
-        tensors = {"x": value_of(x), "w": value_of(w), "out": out}
+        image = value_of(x).clone(memory_format=LAST) if self.last else value_of(x)
+        tensors = {"x": image, "w": value_of(w), "out": out}
         workload = workload_of(tensors, Geometry.of(rest), "forward", self.tail.epilogue(biased))
         channels = out.new_empty((out.shape[1],), dtype=torch.float32)
-        vectors = {name: channels for name in workload.epilogue if name in ("bias", "scale_vec")}
-        return check_nodes(workload, {"x": x, "w": w, **self._tensors()}, vectors)  # type: ignore[dict-item]
+        later = {name: channels for name in workload.epilogue if name in ("bias", "scale_vec")}
+        return check_nodes(workload, {"w": w, **self._tensors()}, later | {"x": image})  # type: ignore[dict-item]
 
     def obstacle(self) -> str:
         """See `Candidate`."""
@@ -57,6 +62,8 @@ class Forward:
         workload = self.workload()
         with graph.inserting_before(end):
             vectors = emit_vectors(graph, self.tail, bias)  # type: ignore[arg-type]
+            if self.last:
+                x = emit(graph, aten.clone.default, (x,), x, {"memory_format": LAST})  # type: ignore[arg-type]
             operands = {"x": x, "w": w, **vectors, **self._tensors()}
             (result,) = emit_call(graph, workload, answer, operands, [value_of(start)])  # type: ignore[arg-type]
         end.replace_all_uses_with(result)
@@ -135,8 +142,19 @@ class Convolutions:
 
 
 def _forwards(node: Node) -> list[Candidate]:
-    found: list[Candidate] = [Forward(tail) for tail in tails(node, activations(), _is_channels)]
+    last = _may_lie_channels_last(node)
+    found: list[Candidate] = [Forward(tail, last) for tail in tails(node, activations(), _is_channels)]
     return found[::-1]
+
+
+def _may_lie_channels_last(node: Node) -> bool:
+    """Whether a convolution that gives its result channels last gets an image that lies otherwise only because of the
+    pointwise step that computes it (behind a group norm, for one): Inductor writes it either way at the same cost, and
+    does so for cuDNN."""
+    x, out = node.args[0], value_of(node)
+    if not isinstance(x, Node) or out.dim() != 4 or not out.is_contiguous(memory_format=LAST):
+        return False
+    return not value_of(x).is_contiguous(memory_format=LAST) and len(x.users) == 1 and is_fused(x)
 
 
 def _is_channels(vector: Node, image: Node) -> bool:

@@ -53,12 +53,11 @@ def _pass_us(size_bytes: int, device: DeviceSpec) -> float:
 
 def _goes_on(end: Node) -> bool:
     """Whether whatever uses the value is a pass of Inductor's own, so that the steps before it cost nothing there."""
-    return all(
-        _goes_on(user) if user.target in VIEWS or user.target in CASTS else _is_fused(user) for user in end.users
-    )
+    return all(_goes_on(user) if user.target in VIEWS or user.target in CASTS else is_fused(user) for user in end.users)
 
 
-def _is_fused(node: Node) -> bool:
+def is_fused(node: Node) -> bool:
+    """Whether a node is a pass of Inductor's own over its operands."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return False
     return torch.Tag.pointwise in node.target.tags or node.target in REDUCTIONS

@@ -190,3 +190,38 @@ def test_either_gradient_alone_may_be_ours(tried_with: Any, kept: str) -> None:
     for one, other in zip(got, (x.grad, layer.weight.grad), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
     assert len(tried.report.replaced) == 1 and aten.convolution.default in tried.targets()
+
+
+class Normed(torch.nn.Module):
+    """A convolution behind a group norm, which loses the order of its image; in a model that is channels last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.conv = torch.nn.GroupNorm(2, 8), torch.nn.Conv2d(8, 16, 3, padding=1)
+        self.to(memory_format=torch.channels_last)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.conv(torch.nn.functional.silu(self.norm(x)))
+
+
+def test_an_image_that_is_just_computed_comes_channels_last(forced: Any) -> None:
+    model, x = Normed(), torch.randn(2, 8, 6, 6).contiguous(memory_format=torch.channels_last)
+    with torch.no_grad():
+        got, want = forced.compile(model)(x), model(x)
+    torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
+    assert got.stride() == want.stride()
+    (decision,) = forced.report.replaced
+    assert dict(decision.workload.layouts) == dict.fromkeys(("x", "w", "out"), "nhwc")
+
+
+def test_an_image_that_lies_in_memory_stays_as_it_is(forced: Any) -> None:
+    conv, x = torch.nn.Conv2d(8, 16, 3).to(memory_format=torch.channels_last), torch.randn(2, 8, 6, 6)
+
+    def used_twice(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.relu(x)
+        return conv(y), y
+
+    with torch.no_grad():
+        torch.testing.assert_close(forced.compile(conv)(x), conv(x), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(forced.compile(used_twice)(x), used_twice(x), rtol=1e-4, atol=1e-5)
+    assert [one.workload.layouts["x"] for one in forced.report.replaced] == ["nchw", "nchw"]
