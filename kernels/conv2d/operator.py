@@ -124,7 +124,7 @@ class Conv2dOperator:
         return [self.templates[name] for name in names]
 
     def default_schedule(self, workload: Workload, device: DeviceSpec) -> Schedule:
-        """A middling schedule of the portable template of the workload's direction, or of one that is offered instead."""
+        """A middling schedule of the direction's portable template, or of one that is offered instead."""
         offered = [template for template in self._offered(workload, device) if template.name in PORTABLE]
         spaces = (template.space(workload, device).members for template in offered)
         members = next((found for found in spaces if found), None) or self.space(workload, device).members
