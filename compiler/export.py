@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from kernelwright.compiler import attention_ops, kernel_call, ops
+from kernelwright.compiler import attention_ops, kernel_call, open_call, ops
 from kernelwright.compiler.backend import kernel_settings, split_options
 
-LIBRARIES = (ops.LIBRARY, kernel_call.LIBRARY, attention_ops.LIBRARY)
+LIBRARIES = (ops.LIBRARY, kernel_call.LIBRARY, open_call.LIBRARY, attention_ops.LIBRARY)
 """The operators that a package may call; they are registered once this module is imported."""
 
 

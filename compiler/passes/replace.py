@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ from torch.fx import Graph, Node
 
 from kernelwright.compiler.dispatch import Prepared
 from kernelwright.compiler.operands import is_static
-from kernelwright.compiler.passes import dynamic_rows
+from kernelwright.compiler.passes import dynamic_rows, open_sizes
 from kernelwright.compiler.passes.attention import Attentions
 from kernelwright.compiler.passes.candidate import Candidate, Finder, value_of
 from kernelwright.compiler.passes.constant_mask import simplify_masks
@@ -123,14 +123,26 @@ class Replace(CustomGraphPass):
             return
         places = [forms for _, forms, _ in self.workloads(graph) if forms]
         if isinstance(self._answers, Prepared):
-            self._answers.prepare([workload for forms in places for workload in forms])
+            self._answers.prepare([workload for forms in (*places, *self._open(graph)) for workload in forms])
         if isinstance(self._answers, Tuning):
             self._answers.tune(Counter(forms[0] for forms in places))
+
+    def _open(self, graph: Graph) -> Iterator[list[Workload]]:
+        """What will be asked of each place whose sizes only a call tells."""
+        for finder in FINDERS:
+            for node in found_by(finder, graph):
+                if self.unfit(finder, node) == OPEN_SIZES:
+                    place = open_sizes.place_of(node)
+                    rows = dynamic_rows.has_open_rows(node)
+                    yield dynamic_rows.workloads(node) if rows else place.workloads() if place is not None else []
 
     def _decide(self, graph: Graph, finder: Finder, node: Node) -> list[Decision]:
         unfit = self.unfit(finder, node)
         if unfit == OPEN_SIZES and dynamic_rows.has_open_rows(node):
             return [self._decide_rows(graph, node)]
+        place = open_sizes.place_of(node) if unfit == OPEN_SIZES else None
+        if place is not None:
+            return [self._decide_open(graph, place)]
         if unfit:
             return [Decision(node.name, None, False, unfit)]
         return [self._decide_place(graph, name, forms) for name, forms in finder.places(node)]
@@ -149,6 +161,21 @@ class Replace(CustomGraphPass):
         best = next(decision for decision in decisions if decision.replaced)
         # a time saved cannot be told before the sizes are known
         return dataclasses.replace(best, reason=f"faster around {rows} rows", expected_us=None, vendor_us=None)
+
+    def _decide_open(self, graph: Graph, place: open_sizes.Place) -> Decision:
+        """An operator with a size that only a call tells; it is ours near those sizes at which ours wins."""
+        name, value = place.node.name, value_of(place.value)
+        if value.device.type not in self._devices:
+            return Decision(name, None, False, f"it runs on {value.device}")
+        answers = [self._answers(workload) for workload in place.workloads()]
+        decisions = [self._judge(name, answer, rival_us(answer, place.value)) for answer in answers]
+        wins = [answer for answer, decision in zip(answers, decisions, strict=True) if decision.replaced]
+        if not wins:
+            return Decision(name, None, False, f"{OPEN_SIZES}, and no size is known to be faster")
+        place.replace(graph, wins)
+        best = next(decision for decision in decisions if decision.replaced)
+        sizes = " and ".join(_differing(answer.workload, [one.workload for one in answers]) for answer in wins)
+        return dataclasses.replace(best, reason=f"faster around {sizes}", expected_us=None, vendor_us=None)
 
     def _decide_place(self, graph: Graph, name: str, forms: Iterable[Candidate]) -> Decision:
         decision = Decision(name, None, False, "no form of it fits a kernel")
@@ -185,6 +212,12 @@ class Replace(CustomGraphPass):
 def found_by(finder: Finder, graph: Graph) -> list[Node]:
     """The nodes that a finder knows: one group of its targets after the other, in the graph's order."""
     return [node for group in finder.targets for node in graph.nodes if node.target in group]
+
+
+def _differing(workload: Workload, others: Sequence[Workload]) -> str:
+    """The sizes of a workload that are not the same in all others, as text."""
+    names = [name for name, size in workload.dims.items() if any(other.dims[name] != size for other in others)]
+    return ", ".join(f"{name} {workload.dims[name]}" for name in names or workload.dims)
 
 
 def _workloads(forms: Iterable[Candidate]) -> tuple[list[Workload], str]:

@@ -20,6 +20,7 @@ with warnings.catch_warnings():
     # Inductor imports parts of torch that torch itself has deprecated.
     warnings.simplefilter("ignore", DeprecationWarning)
     from kernelwright.compiler.backend import kernelwright
+    from kernelwright.compiler.report import Report
 
 MATMUL = get_operator("matmul")
 H100 = named_device("h100")
@@ -61,3 +62,35 @@ def test_operator_takes_an_operand_cut_from_a_larger_one(template: str) -> None:
     for schedule in MATMUL.templates[template].space(workload, H100).sample(random.Random(2), 2):
         out = ops.MATMUL(a, b, None, "", json.dumps(schedule.to_json()), torch.float32)
         torch.testing.assert_close(out, a @ b, rtol=1e-4, atol=1e-4)
+
+
+def test_open_batches_run_on_our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    from kernelwright.compiler import open_call, torch_calls
+
+    def refuse(*args: Any) -> Any:
+        raise AssertionError("a kernel of ours must compute this")
+
+    monkeypatch.setattr(open_call, "by_torch", refuse)
+    monkeypatch.setattr(torch_calls, "compute", refuse)
+
+    def answers(workload: Workload) -> Answer:
+        schedule = get_operator(workload.operator).default_schedule(workload, H100)
+        return Answer("measured", workload, H100, schedule, "kernel", 1.0, "torch", 2.0)
+
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    report = Report()
+    options = {"answers": answers, "devices": ("cpu",), "report": report}
+    w = torch.randn(16, 16, 3, 3)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        y = torch.nn.functional.conv2d(x, w, padding=1)
+        return torch.bmm(y.flatten(2), y.flatten(2).transpose(1, 2))
+
+    compiled = torch.compile(model, backend=kernelwright, options=options)
+    with torch.no_grad():
+        for images in (4, 5):
+            x = torch.randn(images, 16, 4, 4)
+            torch._dynamo.mark_dynamic(x, 0)
+            torch.testing.assert_close(compiled(x), model(x), rtol=1e-3, atol=1e-3)
+    assert len(report.replaced) == 2
