@@ -10,10 +10,11 @@ import dataclasses
 import functools
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 from kernelwright.compiler import torch_calls
 from kernelwright.errors import InvalidWorkload
@@ -58,9 +59,12 @@ class Form:
         return torch.empty_strided(self.sizes, self.strides, dtype=self.dtype, device=device)
 
 
-def expected_forms(workload: Workload) -> dict[str, Form]:
+@functools.lru_cache(maxsize=4096)
+def expected_forms(workload: Workload) -> Mapping[str, Form]:
     """What the operands of a workload look like, by name. Vectors may come in fp32 instead of the result's type."""
-    inputs = get_operator(workload.operator).make_inputs(workload, 0, "meta")
+    # while a graph is compiled, every tensor would go through the tracing of fake ones
+    with _disable_current_modes():
+        inputs = get_operator(workload.operator).make_inputs(workload, 0, "meta")
     return {name: Form.of(tensor) for name, tensor in inputs.items()}
 
 

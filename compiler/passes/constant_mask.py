@@ -27,7 +27,7 @@ def simplify_masks(graph: Graph, devices: Collection[str]) -> None:
     """Do this to every attention on a device of these types."""
     known: dict[Node, bool | None] = {}
     for node in [node for node in graph.nodes if node.target in (*variants.FORWARD, *variants.BACKWARD)]:
-        mask = variants.mask_of(node)
+        mask = _mask(node)
         if mask is None or not is_known(mask) or value_of(mask).device.type not in devices:
             continue
         if mask not in known:
@@ -35,6 +35,14 @@ def simplify_masks(graph: Graph, devices: Collection[str]) -> None:
         causal = known[mask]
         if causal is not None and not _reads_own_flag(node):
             variants.without_mask(node, causal)
+
+
+def _mask(node: Node) -> Node | None:
+    """An attention's mask, or the bool one that it is made of, which all layers may share."""
+    found = variants.read(node)
+    if found is None:
+        return variants.mask_of(node)
+    return found.forward.mask if isinstance(found, variants.Backward) else found.mask
 
 
 def _reads_own_flag(node: Node) -> bool:
