@@ -9,6 +9,7 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import os
 import re
 import subprocess
 import tempfile
@@ -75,6 +76,14 @@ def import_compiler() -> None:
     """Import what a build needs. For processes that will build, before the first job comes."""
     for name in ("torch", "triton.compiler", "triton.experimental.gluon.language.nvidia.hopper"):
         importlib.import_module(name)
+
+
+def keep_cache_folder() -> None:
+    """Say where Triton's cache is before Inductor does: it would move the cache of the whole process into a folder of
+    its own, and what was compiled already would be compiled again."""
+    from triton import knobs
+
+    os.environ.setdefault("TRITON_CACHE_DIR", knobs.cache.dir)
 
 
 def compile_launch(launch: Launch) -> Any:

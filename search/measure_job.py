@@ -11,7 +11,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any
 
-from kernelwright.kernels import get_operator
+from kernelwright.kernels import get_operator, triton_adapter
 from kernelwright.kernels.operator import Inputs, Launch, Operator
 from kernelwright.search.failures import failed, failure_of, poisons_process
 from kernelwright.search.probe_job import ProbeJob, probe_times
@@ -78,6 +78,8 @@ def start(device_index: int, l2_bytes: int) -> Callable[[Any], Reply]:
     """Called once in the child: takes the GPU and returns the function that does the jobs."""
     import torch
 
+    # vendor calls may be compiled by Inductor
+    triton_adapter.keep_cache_folder()
     torch.cuda.set_device(device_index)
     worker = _Worker(Timer(l2_bytes))
     return worker.do

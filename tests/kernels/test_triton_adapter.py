@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import types
 from pathlib import Path
@@ -97,3 +98,18 @@ def test_driver_version_is_read_from_the_kernel_module(tmp_path: Path, monkeypat
     )
     monkeypatch.setattr(triton_adapter, "_DRIVER_FILE", file)
     assert current_toolchain(1, "sm_90").driver == "580.65.06"
+
+
+def test_the_cache_stays_where_it_is_when_inductor_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Inductor names a folder of its own in the environment unless one is named there already."""
+    from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
+    from triton import knobs
+
+    monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    before = knobs.cache.dir
+    assert triton_cache_dir(0) != before
+    triton_adapter.keep_cache_folder()
+    assert triton_cache_dir(0) == before == os.environ["TRITON_CACHE_DIR"]
+    monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
+    triton_adapter.keep_cache_folder()
+    assert knobs.cache.dir == "/elsewhere"
