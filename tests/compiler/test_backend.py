@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch._inductor.custom_graph_pass import CustomGraphPass
 
+import kernelwright
 from kernelwright.compiler import backend as kernelwright_backend
 from kernelwright.compiler import ops
 from kernelwright.compiler.backend import Options, split_options
@@ -58,6 +59,14 @@ def test_backend_is_found_by_its_name_and_trains_as_eager_does() -> None:
     parameters = list(model.parameters())
     compiled = torch.compile(model, backend="kernelwright")
     torch.testing.assert_close(step(compiled, parameters, x), step(model, parameters, x))
+
+
+def test_compile_is_torchs_with_our_options(recorder: Any, calls: list[str]) -> None:
+    model, x, report = mlp(), torch.randn(4, 32), Report()
+    run = kernelwright.compile(model, fullgraph=True, answers=recorder(), devices="cpu", report=report)
+    with torch.no_grad():
+        torch.testing.assert_close(run(x), model(x))
+    assert calls == ["bias,gelu", "bias"] and len(report.replaced) == 2
 
 
 def test_replaced_products_infer_as_eager_does(recorder: Any, calls: list[str]) -> None:

@@ -217,6 +217,20 @@ def test_the_child_reads_our_list(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert "tuning failed" in caplog.text and "GPU" in caplog.text
 
 
+def test_the_child_tunes_and_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = subprocess.run
+
+    def replayed(command: list[str], **options: Any) -> Any:
+        return real([*command, "--device", "replay:h100"], **options)
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(subprocess, "run", replayed)
+    url, workload = f"sqlite:///{tmp_path / 'x.db'}", matmul_workload(2048, 4096, 4096)
+    assert tuning.tune_in_child({workload: 2}, url, 20)
+    with Store.open(url) as store:
+        assert [record.workload for record in store.records(device_key=H100.key, limit=None)] == [workload]
+
+
 @pytest.mark.parametrize("error", [subprocess.TimeoutExpired("tune", 1), OSError("no python")])
 def test_a_child_that_hangs_is_no_error(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
     def run(*given: Any, **options: Any) -> Any:
