@@ -156,15 +156,22 @@ def run_model(name: str, plan: Plan, until: float) -> dict[str, Any]:
     return row | compared(times) | saving(told, times)
 
 
-def timed(found: Sequence[Contender], step: Step, plan: Plan) -> tuple[dict[str, list[float]], dict[str, float]]:
+def timed(found: Sequence[Contender], step: Step, plan: Plan) -> tuple[dict[str, list[float]], dict[str, float | None]]:
     """Readings in microseconds by contender; what eager took, and how far two readings of one contender are apart."""
     ready = [one for one in found if one.run is not None]
     calls = [one.run for one in ready if one.run is not None]
     if not calls:
         return {}, {}
+    timer = Timer(plan.l2_bytes)
     # the first contender runs twice: what these differ by is noise
-    readings = Timer(plan.l2_bytes).samples([*calls, calls[0], lambda: step.run(step.model)], EFFORT)
-    control = {"eager_ms": in_ms(readings[-1]), "aa_ratio": round(paired_ratio(readings[-2], readings[0]), 4)}
+    calls.append(calls[0])
+    try:
+        readings = timer.samples([*calls, lambda: step.run(step.model)], EFFORT)
+        eager_ms = in_ms(readings.pop())
+    except RuntimeError:
+        # a model may wait for the GPU in eager mode, which no CUDA graph can record
+        readings, eager_ms = timer.samples(calls, EFFORT), None
+    control = {"eager_ms": eager_ms, "aa_ratio": round(paired_ratio(readings[-1], readings[0]), 4)}
     return dict(zip([one.name for one in ready], readings, strict=False)), control
 
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,14 @@ def run_models(args: argparse.Namespace) -> None:
     for place, name in enumerate(names):
         # what is left is shared by the models that are left; a quarter of it is for timing
         until = time.monotonic() + 0.75 * (end - time.monotonic()) / (len(names) - place)
-        row = run_model(name, plan, until)
+        try:
+            row = run_model(name, plan, until)
+        except Exception as error:
+            # the models behind it still have their turn
+            traceback.print_exc()
+            rows.append({"model": name, "failure": f"{type(error).__name__}: {error}"[:300]})
+            write(args.out, rows, before)
+            continue
         rows.append({**row, "inductor": dict(plan.extra)})
         write(args.out, rows, before)
         print(*row["decisions"], sep="\n", flush=True)

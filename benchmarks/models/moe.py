@@ -33,7 +33,8 @@ class Experts(nn.Module):
         place = ((hits.cumsum(0) - 1) * hits).sum(-1)
         seat = torch.where(place < CAPACITY, chosen.flatten() * CAPACITY + place, EXPERTS * CAPACITY)
         # one seat more, for all that are dropped
-        seats = y.new_zeros(EXPERTS * CAPACITY + 1, WIDTH).index_copy(0, seat, y.repeat_interleave(CHOSEN, 0))
+        copies = y.unsqueeze(1).expand(-1, CHOSEN, -1).flatten(0, 1)
+        seats = y.new_zeros(EXPERTS * CAPACITY + 1, WIDTH).index_copy(0, seat, copies)
         given = seats[:-1].unflatten(0, (EXPERTS, CAPACITY))
         found = torch.bmm(functional.silu(torch.bmm(given, self.gate)) * torch.bmm(given, self.up), self.down)
         back = functional.pad(found.flatten(0, 1), (0, 0, 0, 1))[seat].unflatten(0, (-1, CHOSEN))

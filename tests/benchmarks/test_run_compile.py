@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import time
 import warnings
 from pathlib import Path
@@ -12,6 +13,7 @@ import torch
 
 from kernelwright.compiler.collect import collect_workloads, load_model
 from kernelwright.compiler.report import Decision, Report
+from kernelwright.kernels.device import named_device
 
 with warnings.catch_warnings():
     # Inductor imports parts of torch that torch itself has deprecated.
@@ -149,6 +151,38 @@ def test_a_training_step_is_run_from_end_to_end(tmp_path: Path, monkeypatch: pyt
     for one in row["contenders"].values():
         assert "failure" not in one and one["error"] < 2e-2 and 0 < one["gradient_error"] < 2e-2
         assert one["gradient_error"] <= one["worst_gradient"] < 5e-2
+
+
+def test_a_model_that_fails_leaves_the_others_their_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[Any] = []
+
+    def run_one(name: str, plan: Any, until: float) -> dict[str, Any]:
+        if name == "bad":
+            raise RuntimeError("out of memory")
+        return {"model": name, "decisions": []}
+
+    monkeypatch.setattr(run_compile, "run_model", run_one)
+    monkeypatch.setattr(run_compile, "told", lambda row: [])
+    monkeypatch.setattr(run_compile, "write", lambda out, rows, before: written.append([dict(row) for row in rows]))
+    monkeypatch.setattr(run_compile.report, "clocks", lambda: "")
+    monkeypatch.setattr(run_compile, "present_device", lambda index: named_device("h100"))
+    args = argparse.Namespace(models="bad,good", total_seconds=10, db="", modes="ours", inductor="{}", out=tmp_path)
+    run_compile.run_models(args)
+    assert [row.get("failure") for row in written[-1]] == ["RuntimeError: out of memory", None]
+
+
+def test_a_model_that_no_graph_can_record_in_eager_mode_is_timed_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing(FakeTimer):
+        def samples(self, calls: list[Any], effort: Any) -> list[list[float]]:
+            if len(calls) > 2:
+                raise RuntimeError("operation not permitted when stream is capturing")
+            return super().samples(calls, effort)
+
+    monkeypatch.setattr(model_run, "Timer", Refusing)
+    one = model_run.Contender("ours", {}, run=lambda: None)
+    step = model_step.Step(torch.nn.Identity(), [torch.ones(1)])
+    times, control = model_run.timed([one], step, model_run.Plan("", (), {}, 1))
+    assert times == {"ours": [1.0] * 3} and control == {"eager_ms": None, "aa_ratio": 2.0}
 
 
 def test_row_is_told_in_words() -> None:

@@ -17,7 +17,7 @@ from kernelwright.types import Workload
 
 H100 = named_device("h100")
 
-LEAST = {"matmul": 10, "conv2d": 12, "attention": 7}
+LEAST = {"matmul": 8, "conv2d": 8, "attention": 4}
 """How many templates must have been planned at least, by operator."""
 
 
