@@ -150,7 +150,8 @@ def run_model(name: str, plan: Plan, until: float) -> dict[str, Any]:
             one.failure = "no time left"
     del want
     times, control = timed(found, step, plan)
-    row: dict[str, Any] = {"model": name, "mode": "training" if step.trains else "inference"}
+    mode = "training" if step.trains else "inference"
+    row: dict[str, Any] = {"model": name, "mode": mode, "group": mode}
     row |= {f"eager_{what}": value for what, value in eager.items()} | control
     row["contenders"] = {one.name: seen(one, times.get(one.name)) for one in found}
     return row | compared(times) | saving(told, times)

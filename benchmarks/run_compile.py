@@ -133,7 +133,7 @@ def run_models(args: argparse.Namespace) -> None:
         except Exception as error:
             # the models behind it still have their turn
             traceback.print_exc()
-            rows.append({"model": name, "failure": f"{type(error).__name__}: {error}"[:300]})
+            rows.append({"model": name, "ratio": None, "failure": f"{type(error).__name__}: {error}"[:300]})
             write(args.out, rows, before)
             continue
         rows.append({**row, "inductor": dict(plan.extra)})

@@ -159,7 +159,7 @@ def test_a_model_that_fails_leaves_the_others_their_turn(tmp_path: Path, monkeyp
     def run_one(name: str, plan: Any, until: float) -> dict[str, Any]:
         if name == "bad":
             raise RuntimeError("out of memory")
-        return {"model": name, "decisions": []}
+        return {"model": name, "ratio": 1.5, "group": "training", "decisions": []}
 
     monkeypatch.setattr(run_compile, "run_model", run_one)
     monkeypatch.setattr(run_compile, "told", lambda row: [])
@@ -169,6 +169,8 @@ def test_a_model_that_fails_leaves_the_others_their_turn(tmp_path: Path, monkeyp
     args = argparse.Namespace(models="bad,good", total_seconds=10, db="", modes="ours", inductor="{}", out=tmp_path)
     run_compile.run_models(args)
     assert [row.get("failure") for row in written[-1]] == ["RuntimeError: out of memory", None]
+    summary = run_compile.report.summary(written[-1])
+    assert {name: one["geomean"] for name, one in summary.items()} == {"all": 1.5, "training": 1.5}
 
 
 def test_a_model_that_no_graph_can_record_in_eager_mode_is_timed_without(monkeypatch: pytest.MonkeyPatch) -> None:
