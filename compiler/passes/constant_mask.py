@@ -6,6 +6,7 @@ So both torch's kernel and ours skip what is hidden, and nobody writes or reads 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 from typing import Any
 
@@ -15,6 +16,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from kernelwright.compiler.passes import attention_variants as variants
 from kernelwright.compiler.passes.candidate import is_known, value_of
+
+_log = logging.getLogger(__name__)
 
 MOST_STEPS = 200
 """Steps that a mask is computed in at most, to be looked at."""
@@ -59,7 +62,9 @@ def _causal(mask: Node) -> bool | None:
     try:
         with _disable_current_modes(), torch.no_grad():
             return _judged(_evaluated(steps))
-    except (RuntimeError, TypeError, NotImplementedError):
+    except Exception as error:
+        # a step that runs on a GPU alone, for one
+        _log.info("a mask is left as it is: %s", error)
         return None
 
 
@@ -75,7 +80,7 @@ def _judged(mask: torch.Tensor) -> bool | None:
     rows, columns = seen.shape[-2:]
     if rows != columns:
         return None
-    return True if bool((seen == torch.ones(rows, columns, dtype=torch.bool).tril()).all()) else None
+    return True if bool((seen == torch.ones(rows, columns, dtype=torch.bool, device="cpu").tril()).all()) else None
 
 
 def _constant_steps(mask: Node) -> list[Node] | None:

@@ -139,6 +139,20 @@ def test_a_large_mask_is_not_tried(forced: Any, monkeypatch: pytest.MonkeyPatch)
     assert attributes_of(forced, by_index)["mask"] == "bool"
 
 
+def test_a_mask_that_cannot_be_worked_out_stays(forced: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(steps: Any) -> torch.Tensor:
+        raise AssertionError("Torch not compiled with CUDA enabled")
+
+    monkeypatch.setattr(constant_mask, "_evaluated", refuse)
+    assert attributes_of(forced, by_index)["mask"] == "bool" and not forced.report.warnings
+
+
+def test_the_default_device_makes_no_difference() -> None:
+    seen = torch.ones(4, 4, dtype=torch.bool).tril()
+    with torch.device("meta"):
+        assert constant_mask._judged(seen) is True
+
+
 def test_a_backward_pass_without_a_gradient_is_left_alone() -> None:
     graph = Graph()
     nodes = [graph.placeholder(name) for name in ("q", "k", "v", "out", "lse")]
