@@ -14,7 +14,6 @@ from kernelwright.kernels import get_operator
 from kernelwright.kernels.matmul.reference import finished
 from kernelwright.kernels.matmul.workload import problem_of
 from kernelwright.kernels.operator import Inputs, launch_all
-from kernelwright.kernels.triton_adapter import keep_cache_folder
 from kernelwright.search.timing import FINAL, Timer, median, paired_ratio
 from kernelwright.search.verification import verify
 from kernelwright.types import Schedule, Workload
@@ -66,7 +65,6 @@ def expression(workload: Workload) -> Callable[[Inputs], torch.Tensor]:
 
 def start(device_index: int, l2_bytes: int) -> Callable[[CompareJob], Compared]:
     """Called once in the child."""
-    keep_cache_folder()
     torch.cuda.set_device(device_index)
     timer = Timer(l2_bytes)
     return lambda job: compare(job, "cuda", lambda calls: timer.samples(calls, FINAL), inductor)

@@ -16,7 +16,7 @@ import torch
 from kernelwright.kernels import get_operator
 from kernelwright.kernels.matmul.workload import OPERANDS, Problem, problem_of
 from kernelwright.kernels.operator import Inputs, Result, launch_all
-from kernelwright.kernels.triton_adapter import keep_cache_folder
+from kernelwright.kernels.triton_adapter import settle_compiler
 from kernelwright.search.failures import failed, failure_of, poisons_process
 from kernelwright.search.measure_job import Reply
 from kernelwright.search.timing import SCREEN, Timer, median
@@ -78,7 +78,7 @@ class _Loaded:
 
 def start(device_index: int, l2_bytes: int, device: str = "cuda") -> Callable[[LoadJob | CheckJob], Reply]:
     """Called once in the child. device: "cpu" for tests in Triton's interpreter, where nothing can be timed."""
-    keep_cache_folder()
+    settle_compiler()
     if device == "cuda":
         torch.cuda.set_device(device_index)
     return _Worker(device, l2_bytes).do

@@ -41,7 +41,7 @@ from kernelwright.compiler.passes.sequence import joined
 from kernelwright.compiler.report import Report
 from kernelwright.compiler.service_answers import SECONDS, Source, service_answers
 from kernelwright.errors import DatabaseError, UsageError
-from kernelwright.kernels.triton_adapter import current_toolchain, keep_cache_folder
+from kernelwright.kernels.triton_adapter import current_toolchain, settle_compiler
 from kernelwright.search.answer import Answer
 from kernelwright.search.timing import TIMER_VERSION
 from kernelwright.types import Workload
@@ -106,8 +106,8 @@ def kernelwright(
     if not _has_tensor_on(gm, example_inputs, ours.devices):
         return compile_fx(gm, example_inputs, config_patches=patches)
     if torch.cuda.is_available():
-        # where tuning left our kernels
-        keep_cache_folder()
+        # as tuning compiled our kernels
+        settle_compiler()
     if ours.tune == "background" and is_static(example_inputs):
         return _improving(gm, example_inputs, ours, patches)
     return compile_fx(gm, example_inputs, config_patches={**patches, **kernel_settings(ours, patches)})

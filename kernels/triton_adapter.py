@@ -25,6 +25,8 @@ from kernelwright.types import DeviceSpec, Toolchain
 NONE = "none"
 """Stands in a toolchain for a part that is not installed."""
 
+_ASSEMBLER = "TRITON_PTXAS_PATH"
+
 _DRIVER_FILE = Path("/proc/driver/nvidia/version")
 
 
@@ -78,12 +80,24 @@ def import_compiler() -> None:
         importlib.import_module(name)
 
 
-def keep_cache_folder() -> None:
-    """Say where Triton's cache is before Inductor does: it would move the cache of the whole process into a folder of
-    its own, and what was compiled already would be compiled again."""
+def settle_compiler() -> None:
+    """Name Triton's cache and its assembler in the environment, which Inductor otherwise does for the whole process:
+    a cache folder of its own and torch's assembler. What was tuned would be compiled again, by another compiler."""
     from triton import knobs
 
     os.environ.setdefault("TRITON_CACHE_DIR", knobs.cache.dir)
+    if _set_by_inductor():
+        del os.environ[_ASSEMBLER]
+    # there is none for AMD
+    with contextlib.suppress(RuntimeError):
+        os.environ.setdefault(_ASSEMBLER, knobs.nvidia.ptxas.path)
+
+
+def _set_by_inductor() -> bool:
+    """Whether the assembler that the environment names is torch's: no user chose it."""
+    torch = importlib.util.find_spec("torch")
+    named = Path(os.environ.get(_ASSEMBLER, ""))
+    return torch is not None and any(named.is_relative_to(f) for f in torch.submodule_search_locations or ())
 
 
 def compile_launch(launch: Launch) -> Any:
@@ -197,6 +211,8 @@ def _compiler(architecture: str) -> str:
         return f"llvm of triton {_version('triton', '__init__.py')}"
     knobs = importlib.import_module("triton.knobs")
     blackwell = int(architecture.removeprefix("sm_")) >= 100
+    if _set_by_inductor():
+        settle_compiler()
     tool = knobs.nvidia.ptxas_blackwell if blackwell else knobs.nvidia.ptxas
     words = subprocess.run([tool.path, "--version"], capture_output=True, text=True, check=True).stdout
     match = re.search(r"V(\d+(?:\.\d+)+)", words)

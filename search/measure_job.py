@@ -79,7 +79,7 @@ def start(device_index: int, l2_bytes: int) -> Callable[[Any], Reply]:
     import torch
 
     # vendor calls may be compiled by Inductor
-    triton_adapter.keep_cache_folder()
+    triton_adapter.settle_compiler()
     torch.cuda.set_device(device_index)
     worker = _Worker(Timer(l2_bytes))
     return worker.do

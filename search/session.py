@@ -26,7 +26,7 @@ FIRST_RESULT_S = 90.0
 and kernels are built before anything is measured, and a search without any result is of no use."""
 
 _LEAST_BATCH = 4
-_ROUNDS = 4
+_ROUNDS = 2
 _SINGLE_FINALS = 8
 
 

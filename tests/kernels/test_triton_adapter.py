@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import triton
+from triton import knobs
 from triton.runtime import driver
 
 from kernelwright.kernels import triton_adapter
@@ -103,13 +104,36 @@ def test_driver_version_is_read_from_the_kernel_module(tmp_path: Path, monkeypat
 def test_the_cache_stays_where_it_is_when_inductor_comes(monkeypatch: pytest.MonkeyPatch) -> None:
     """Inductor names a folder of its own in the environment unless one is named there already."""
     from torch._inductor.runtime.cache_dir_utils import triton_cache_dir
-    from triton import knobs
 
     monkeypatch.delenv("TRITON_CACHE_DIR", raising=False)
+    monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
     before = knobs.cache.dir
     assert triton_cache_dir(0) != before
-    triton_adapter.keep_cache_folder()
+    triton_adapter.settle_compiler()
     assert triton_cache_dir(0) == before == os.environ["TRITON_CACHE_DIR"]
     monkeypatch.setenv("TRITON_CACHE_DIR", "/elsewhere")
-    triton_adapter.keep_cache_folder()
+    triton_adapter.settle_compiler()
     assert knobs.cache.dir == "/elsewhere"
+
+
+def test_the_assembler_is_tritons_unless_a_user_chose_another(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Inductor names torch's assembler for the whole process; records of Triton's own would count as stale."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
+    own, toolchain = knobs.nvidia.ptxas.path, current_toolchain(1, "sm_90")
+    other = tmp_path / "ptxas"
+    other.write_text("#!/bin/sh\necho Cuda compilation tools, release 99.1, V99.1.2\n", encoding="utf-8")
+    other.chmod(0o755)
+    for torchs in (Path(torch.__file__).parent / "bin" / "ptxas", Path(torch.__file__).parent / "_inductor" / "ptxas"):
+        monkeypatch.setenv("TRITON_PTXAS_PATH", str(torchs))
+        triton_adapter._compiler.cache_clear()
+        assert current_toolchain(1, "sm_90") == toolchain
+        monkeypatch.setenv("TRITON_PTXAS_PATH", str(torchs))
+        triton_adapter.settle_compiler()
+        assert os.environ["TRITON_PTXAS_PATH"] == own
+    monkeypatch.setenv("TRITON_PTXAS_PATH", str(other))
+    triton_adapter.settle_compiler()
+    assert os.environ["TRITON_PTXAS_PATH"] == str(other)
+    triton_adapter._compiler.cache_clear()
+    assert current_toolchain(1, "sm_90").compiler == "ptxas 99.1.2"
+    triton_adapter._compiler.cache_clear()
