@@ -18,6 +18,7 @@ from kernelwright.search.recorded import recorded_devices, recorded_folder
 from kernelwright.types import Trial, TuningRecord, Workload
 
 ORIGIN = "pretuned"
+CHECK = "check"
 FOLDER = Path(__file__).resolve().parents[1] / "db" / "pretuned_sets"
 
 
@@ -34,7 +35,9 @@ def crowned(trials: list[Trial]) -> Iterator[TuningRecord]:
 
 def make(slug: str, folder: Path = FOLDER) -> int:
     """Write the set of one recorded device; how many records it has."""
-    trials = [trial for path in sorted((recorded_folder() / slug).glob("*.parquet")) for trial in load_recorded(path)]
+    paths = sorted((recorded_folder() / slug).glob("*.parquet"))
+    # a check reads each time once, and not in turns with the vendor call
+    trials = [trial for path in paths for trial in load_recorded(path) if trial.origin != CHECK]
     with Store.open("sqlite://") as store:
         for record in crowned(trials):
             store.put_winner(record)

@@ -144,6 +144,7 @@ def main() -> None:
     entries = [entry for entry in found if any(word in entry.id or word in entry.tag for word in words)]
     end, clocks, rows = time.monotonic() + args.total_seconds, {"before": report.clocks()}, []
     runner, device = ChildRunner(), present_device(0)
+    runner.warm_up()
     child = ChildProcess("inductor_job:start", init={"device_index": 0, "l2_bytes": device.l2_bytes})
     rival = Inductor(child, args.inductor) if args.inductor > 0 else None
     toolchain = current_toolchain(TIMER_VERSION)

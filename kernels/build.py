@@ -11,7 +11,7 @@ import importlib
 import queue
 import time
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 
 from kernelwright.errors import BuildFailed, KernelwrightError, OutOfResources
 from kernelwright.kernels import triton_adapter
@@ -92,8 +92,11 @@ class BuildPool:
         self._idle: queue.LifoQueue[ChildProcess] = queue.LifoQueue()
         self._threads = ThreadPoolExecutor(workers, "kernelwright-build")
         self._starters = ThreadPoolExecutor(min(workers, STARTING), "kernelwright-start")
-        for child in self._children:
-            self._starters.submit(self._begin, child)
+        self._starting = [self._starters.submit(self._begin, child) for child in self._children]
+
+    def wait_until_up(self, timeout_s: float) -> bool:
+        """Wait until every child is up, or could not be started; whether that came in time."""
+        return not wait(self._starting, timeout_s).not_done
 
     def build(
         self, workload: Workload, schedule: Schedule, device: DeviceSpec, *, keep_artifact: bool = False

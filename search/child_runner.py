@@ -74,6 +74,12 @@ class ChildRunner:
         self._calls = 0
         self._loading: threading.Thread | None = None
 
+    def warm_up(self, timeout_s: float = 120.0) -> None:
+        """Wait until compilers and measuring process are up, so that the first search does not pay for that."""
+        with contextlib.suppress(ChildError), self._lock.held():
+            self._child.start()
+        self._pool.wait_until_up(timeout_s)
+
     def space(self, workload: Workload) -> Space:
         """Every legal schedule of the operator on this device."""
         return get_operator(workload.operator).space(workload, self.device)

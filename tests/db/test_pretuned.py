@@ -38,7 +38,7 @@ def test_our_own_measurement_comes_first(store: Store) -> None:
 def test_a_damaged_file_is_told_and_loads_nothing(
     store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (whole,) = pretuned_files()
+    whole = pretuned_files()[0]
     bad = tmp_path / "h100.jsonl.gz"
     bad.write_bytes(whole.read_bytes()[:-100])
     monkeypatch.setattr(pretuned, "pretuned_files", lambda: [bad])

@@ -106,6 +106,12 @@ def test_operands_are_loaded_once_while_the_first_schedules_compile(
     assert calls == [(LoadJob, "kernelwright-load"), (TrialJob, here), (TrialJob, here)]
 
 
+def test_a_warm_runner_has_all_its_processes(planted: ChildRunner) -> None:
+    assert planted._child.pid is None
+    planted.warm_up()
+    assert planted._child.pid is not None and planted._pool.wait_until_up(0.0)
+
+
 def test_operands_that_cannot_be_loaded_fail_the_trial_and_tell_why(
     planted: ChildRunner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
