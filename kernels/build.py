@@ -8,10 +8,11 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
+import os
 import queue
 import time
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
 
 from kernelwright.errors import BuildFailed, KernelwrightError, OutOfResources
 from kernelwright.kernels import triton_adapter
@@ -21,8 +22,8 @@ from kernelwright.types import DeviceSpec, Schedule, Workload
 
 BUILD_TIMEOUT_S = 60.0
 MOST_THREADS = 1024
-STARTING = 4
-"""Compilers that start at the same time."""
+STARTING = max(4, (os.cpu_count() or 4) // 4)
+"""Compilers that start at the same time: more would only slow each other down."""
 
 TENSOR_MEMORY_COLUMNS = 512
 
@@ -94,9 +95,14 @@ class BuildPool:
         self._starters = ThreadPoolExecutor(min(workers, STARTING), "kernelwright-start")
         self._starting = [self._starters.submit(self._begin, child) for child in self._children]
 
-    def wait_until_up(self, timeout_s: float) -> bool:
-        """Wait until every child is up, or could not be started; whether that came in time."""
-        return not wait(self._starting, timeout_s).not_done
+    def wait_until_up(self, timeout_s: float, count: int | None = None) -> bool:
+        """Wait until so many children (None: all) are up, or could not be started; whether that came in time."""
+        end, wanted = time.monotonic() + timeout_s, min(count or len(self._starting), len(self._starting))
+        while sum(one.done() for one in self._starting) < wanted:
+            left = [one for one in self._starting if not one.done()]
+            if not wait(left, max(0.0, end - time.monotonic()), FIRST_COMPLETED).done:
+                return False
+        return True
 
     def build(
         self, workload: Workload, schedule: Schedule, device: DeviceSpec, *, keep_artifact: bool = False

@@ -27,6 +27,9 @@ from kernelwright.types import DeviceSpec, Measurement, Schedule, Status, Toolch
 
 FINALS_TIMEOUT_S = 60.0
 
+ENOUGH = 8
+"""Compilers that a search can begin with."""
+
 JOBS_A_CHILD = 1500
 """A child is replaced after so many jobs: compiled kernels stay loaded on the GPU as long as their process lives."""
 
@@ -75,10 +78,10 @@ class ChildRunner:
         self._loading: threading.Thread | None = None
 
     def warm_up(self, timeout_s: float = 120.0) -> None:
-        """Wait until compilers and measuring process are up, so that the first search does not pay for that."""
+        """Wait until the measuring process and the first compilers are up, so that no search pays for that."""
         with contextlib.suppress(ChildError), self._lock.held():
             self._child.start()
-        self._pool.wait_until_up(timeout_s)
+        self._pool.wait_until_up(timeout_s, ENOUGH)
 
     def space(self, workload: Workload) -> Space:
         """Every legal schedule of the operator on this device."""
