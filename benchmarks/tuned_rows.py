@@ -3,7 +3,8 @@
 A row's ratio is the vendor's time over that of our best own kernel, whether it wins or not; `winner` says which of the
 two the record names. `seconds` is the wall time from nothing known to the record stored. With --inductor the row's
 times come from a round that Inductor's max-autotune takes part in, where it is done in that many seconds. The plot is
-written beside the result, as <name>_roofline.svg. Before the first row, the measuring process and the first compilers are waited for.
+written beside the result, as <name>_roofline.svg. Before the first row, the measuring process and the first compilers
+are waited for.
 """
 
 from __future__ import annotations
