@@ -3,8 +3,7 @@
 A row's ratio is the vendor's time over that of our best own kernel, whether it wins or not; `winner` says which of the
 two the record names. `seconds` is the wall time from nothing known to the record stored. With --inductor the row's
 times come from a round that Inductor's max-autotune takes part in, where it is done in that many seconds. The plot is
-written beside the result, as <name>_roofline.svg. Before the first row, the measuring process and the first compilers
-are waited for.
+written beside the result, as <name>_roofline.svg.
 """
 
 from __future__ import annotations
@@ -240,7 +239,6 @@ def run(family: Family, chosen: Callable[[argparse.Namespace], list[Entry]], des
     if args.resume:
         entries = missing(family, entries, rows, args.inductor > 0)
     runner = ChildRunner()
-    runner.warm_up()
     child = ChildProcess("inductor_job:start", init={"device_index": 0, "l2_bytes": runner.device.l2_bytes})
     rival = Inductor(child, args.inductor) if args.inductor > 0 else None
     bench = Bench(family, Store.open(args.db), runner, args.strategy, Budget(args.trials, args.seconds), end, rival)

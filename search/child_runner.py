@@ -27,6 +27,7 @@ from kernelwright.types import DeviceSpec, Measurement, Schedule, Status, Toolch
 
 FINALS_TIMEOUT_S = 60.0
 
+WARM_UP_S = 120.0
 ENOUGH = 8
 """Compilers that a search can begin with."""
 
@@ -77,11 +78,11 @@ class ChildRunner:
         self._calls = 0
         self._loading: threading.Thread | None = None
 
-    def warm_up(self, timeout_s: float = 120.0) -> None:
+    def warm_up(self) -> None:
         """Wait until the measuring process and the first compilers are up, so that no search pays for that."""
         with contextlib.suppress(ChildError), self._lock.held():
             self._child.start()
-        self._pool.wait_until_up(timeout_s, ENOUGH)
+        self._pool.wait_until_up(WARM_UP_S, ENOUGH)
 
     def space(self, workload: Workload) -> Space:
         """Every legal schedule of the operator on this device."""

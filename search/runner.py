@@ -60,6 +60,15 @@ class Runner(Protocol):
 
 
 @runtime_checkable
+class WarmsUp(Protocol):
+    """What a runner adds that has processes to start before it can measure."""
+
+    def warm_up(self) -> None:
+        """Wait until a search can begin; at once where it could already."""
+        ...
+
+
+@runtime_checkable
 class RecordedCode(Protocol):
     """What a runner adds whose times were taken from kernel sources other than today's."""
 

@@ -12,7 +12,7 @@ from kernelwright.cost_model import own_model
 from kernelwright.cost_model.model import CostModel
 from kernelwright.kernels import get_operator
 from kernelwright.search import Budget, Progress, Runner, Session, make_strategy
-from kernelwright.search.runner import RecordedCode
+from kernelwright.search.runner import RecordedCode, WarmsUp
 from kernelwright.service.answering import fingerprints
 from kernelwright.types import VENDOR_TEMPLATE, Trial, TuningRecord, Workload
 
@@ -71,7 +71,8 @@ class TuneResult:
 def tune_and_store(store: TrialKeeper, runner: Runner, request: TuneRequest, on_trial: OnTrial) -> TuneResult:
     """Search, store every trial as it comes, store the winner.
 
-    Trials that the store holds already are not measured again, so that an interrupted run goes on where it stopped.
+    Trials that the store holds already are not measured again, so that an interrupted run goes on where it stopped. The
+    seconds of a budget count from when the runner is ready: starting it up is no search.
     Raises UsageError for what the operator or runner cannot do, NoWorkingSchedule when every schedule failed.
     """
     start = time.monotonic()
@@ -79,6 +80,8 @@ def tune_and_store(store: TrialKeeper, runner: Runner, request: TuneRequest, on_
     get_operator(workload.operator).validate(workload)
     known = known_trials(store, runner, workload)
     session = _session(runner, request, known)
+    if request.budget.seconds is not None and isinstance(runner, WarmsUp):
+        runner.warm_up()
     new, failed = 0, 0
     for trial in session:
         store.add_trial(trial, job_id=request.job_id)

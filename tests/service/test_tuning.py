@@ -60,6 +60,21 @@ def test_interrupted_run_goes_on(store: Store, runner: ReplayRunner, workload: W
     assert len(set(schedules)) == result.record.trials == 12
 
 
+@pytest.mark.parametrize(("budget", "waits"), [(Budget(8, 30.0), 1), (Budget(8), 0)])
+def test_seconds_count_from_when_the_runner_is_ready(
+    store: Store, trials: list[Trial], workload: Workload, budget: Budget, waits: int
+) -> None:
+    class Cold(ReplayRunner):
+        waited = 0
+
+        def warm_up(self) -> None:
+            self.waited += 1
+
+    runner = Cold(trials, trials[0].device)
+    tune_and_store(store, runner, TuneRequest(workload, "random", budget), ignore)
+    assert runner.waited == waits
+
+
 def test_only_comparable_trials_count_as_known(store: Store, runner: ReplayRunner, trials: list[Trial]) -> None:
     ours = [trial for trial in trials if trial.schedule.template != "vendor"]
     changed = Trial.from_json({**ours[0].to_json(), "template_fingerprint": "another source"})
