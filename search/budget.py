@@ -15,8 +15,8 @@ class Budget:
     """The most that a search may spend; whichever limit is reached first ends it.
 
     trials: different schedules tried, those remembered from an earlier run included.
-    seconds: wall time of the search, from when its processes are up; the final round comes on top, and so does the wait for a first result where none
-    was there by then (at most `session.FIRST_RESULT_S`).
+    seconds: wall time of the search, from when its processes are up; the final round comes on top, and so does the wait
+    for a first result where none was there by then (at most `session.FIRST_RESULT_S`).
     patience: end when so many trials in a row brought no better time; None never does.
     UsageError for a limit that is not above 0.
     """
