@@ -27,7 +27,7 @@ from tests.search.fakes import DEVICE, WORKLOAD, fake_space, trial, vendor, work
 ray = pytest.importorskip("ray")
 
 MEMBERS = list(fake_space())
-QUICK = Rules(retry_s=0.1, losses=4, grace_s=3.0)
+QUICK = Rules(retry_s=0.1, losses=4, grace_s=60.0)
 PACE = 0.25
 SPEC = "replay:h100"
 SMALL = 80 * 2**20
