@@ -16,7 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_c
 
 from kernelwright.errors import BuildFailed, KernelwrightError, OutOfResources
 from kernelwright.kernels import triton_adapter
-from kernelwright.kernels.child_process import ChildDied, ChildError, ChildProcess, ChildRaised, ChildTimeout
+from kernelwright.kernels.child_process import ChildDied, ChildProcess, ChildRaised, ChildTimeout
 from kernelwright.kernels.operator import Launch
 from kernelwright.types import DeviceSpec, Schedule, Workload
 
@@ -158,8 +158,8 @@ class BuildPool:
         self.close()
 
     def _begin(self, child: ChildProcess) -> None:
-        # why a child does not start is told by the first job that it gets
-        with contextlib.suppress(ChildError):
+        # why a child does not start, whatever it is, is told by the first job that it gets
+        with contextlib.suppress(Exception):
             child.start()
         self._idle.put(child)
 

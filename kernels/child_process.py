@@ -153,6 +153,7 @@ class ChildProcess:
         if self._live is not None and self._live.process.poll() is not None:
             self.kill()
         if self._live is None:
+            self._refuse_if_abandoned()
             self._live = _spawn()
             try:
                 self._exchange(self._live, self._hello, self._start_timeout_s)
@@ -186,9 +187,7 @@ class ChildProcess:
         self.close()
 
     def _exchange(self, live: _Live, payload: Any, timeout_s: float | None) -> Any:
-        if self._abandoned:
-            self.kill()
-            raise ChildDied(-signal.SIGKILL, "")
+        self._refuse_if_abandoned()
         try:
             live.jobs.send(payload)
             if not live.results.poll(timeout_s):
@@ -207,6 +206,11 @@ class ChildProcess:
         if isinstance(value, ChildRaised):
             value.stderr = live.last_words()
         raise value
+
+    def _refuse_if_abandoned(self) -> None:
+        if self._abandoned:
+            self.kill()
+            raise ChildDied(-signal.SIGKILL, "")
 
     def _death(self, live: _Live) -> ChildDied:
         with contextlib.suppress(subprocess.TimeoutExpired):

@@ -80,6 +80,7 @@ class ChildRunner:
 
     def warm_up(self) -> None:
         """Wait until the measuring process and the first compilers are up, so that no search pays for that."""
+        self._wait_for_load()
         with contextlib.suppress(ChildError), self._lock.held():
             self._child.start()
         self._pool.wait_until_up(WARM_UP_S, ENOUGH)
@@ -151,19 +152,20 @@ class ChildRunner:
             loading.join()
 
     def _load_ahead(self, workload: Workload) -> None:
-        # what goes wrong goes wrong again with the first trial, which tells it
-        with contextlib.suppress(ChildError), self._lock.held():
+        # whatever goes wrong goes wrong again with the first trial, which tells it
+        with contextlib.suppress(Exception), self._lock.held():
             self._load(workload)
 
     def _load(self, workload: Workload) -> None:
         """Have the child hold the workload's operands and reference."""
         if workload != self._current or self._child.pid is None:
-            self._current = workload
+            self._current = None
             try:
                 self._child.call(LoadJob(workload, self._seed), self._jobs.load_timeout_s)
             except ChildRaised:
                 self._child.kill()
                 raise
+            self._current = workload
 
     def _call(self, job: TrialJob | FinalsJob, timeout_s: float) -> Reply:
         """The child's reply; a child that died, hung or lost its GPU is replaced and the job counts as failed."""

@@ -24,6 +24,9 @@ aten = torch.ops.aten
 VALUES = tuple(2**power for power in range(14))
 """What the symbol is replaced by to look things up: 1 to 8192."""
 
+TRIED = (999, 1024)
+"""Values of the symbol at which orders and sizes of results are compared; sizes such as "7 less" are positive there."""
+
 ORDERS = {3: ((0, 1, 2),), 4: ((0, 1, 2, 3), (0, 2, 3, 1), (0, 2, 1, 3))}
 """In which order the dimensions of a result may lie, by their number."""
 
@@ -42,8 +45,8 @@ class Place:
         """What it is for each of VALUES that gives a workload."""
         found = []
         for number in VALUES:
-            operands = {name: _sized(value_of(node), self.symbol, number) for name, node in self.operands.items()}
             try:
+                operands = {name: _sized(value_of(node), self.symbol, number) for name, node in self.operands.items()}
                 workload = open_call.workload_of(operands, self.told, open_call.empty_result(operands, self.told))
             except UsageError:
                 continue
@@ -82,8 +85,11 @@ def place_of(node: Node) -> Place | None:
     if len(symbols) != 1:
         return None
     (symbol,) = symbols
-    order = _order(value_of(value), symbol)
-    if order is None or not _has_sizes(value_of(value), operands, {**told, "order": order}, symbol):
+    try:
+        order = _order(value_of(value), symbol)
+        if order is None or not _has_sizes(value_of(value), operands, {**told, "order": order}, symbol):
+            return None
+    except UsageError:
         return None
     return Place(node, value, symbol, operands, {**told, "order": order})
 
@@ -122,7 +128,7 @@ def _attention(node: Node) -> tuple[Node, dict[str, Node], dict[str, Any]] | Non
 def _order(value: torch.Tensor, symbol: Any) -> list[int] | None:
     """The order in memory of a value's dimensions, whatever the symbol is."""
     for order in ORDERS.get(value.dim(), ()):
-        tried = [_sized(value, symbol, number).permute(order) for number in (3, 16)]
+        tried = [_sized(value, symbol, number).permute(order) for number in TRIED]
         if all(tensor.is_contiguous() for tensor in tried):
             return list(order)
     return None
@@ -130,14 +136,18 @@ def _order(value: torch.Tensor, symbol: Any) -> list[int] | None:
 
 def _has_sizes(value: torch.Tensor, operands: Mapping[str, Node], told: Mapping[str, Any], symbol: Any) -> bool:
     """Whether our operator's result is as large as the value."""
-    sized = {name: _sized(value_of(node), symbol, 3) for name, node in operands.items()}
-    return open_call.sizes_of(sized, told) == tuple(_sized(value, symbol, 3).shape)
+    sized = {name: _sized(value_of(node), symbol, TRIED[0]) for name, node in operands.items()}
+    return open_call.sizes_of(sized, told) == tuple(_sized(value, symbol, TRIED[0]).shape)
 
 
 def _sized(value: torch.Tensor, symbol: Any, number: int) -> torch.Tensor:
-    """A tensor without data like `value` where the symbol is this number; no guard comes of it."""
+    """A tensor without data like `value` where the symbol is this number; no guard comes of it.
+
+    UsageError where there is no such tensor."""
     sizes, strides = (
         [int(one.node.expr.subs({symbol: number})) if isinstance(one, torch.SymInt) else one for one in numbers]
         for numbers in (value.shape, value.stride())
     )
+    if min((*sizes, *strides), default=0) < 0:
+        raise UsageError(f"there is no tensor of sizes {sizes} and strides {strides}")
     return torch.empty_strided(sizes, strides, dtype=value.dtype, device="meta")

@@ -88,6 +88,23 @@ def test_one_graph_serves_all_sizes(forced: Any, case: str) -> None:
     assert f"{name} 16" in decision.reason and not forced.report.warnings
 
 
+def test_sizes_below_the_symbol_are_chosen_among_too(forced: Any) -> None:
+    """The symbol's smallest values leave nothing of such a size."""
+
+    def shorter(x: torch.Tensor) -> torch.Tensor:
+        return to_itself(x[:, :, :-7])
+
+    run = forced.compile(shorter)
+    with torch.no_grad():
+        for size in (20, 9):
+            x = tensor(2, 4, size, 8)
+            got = run(*marked((x,), (tensor(2, 4, size + 1, 8),)))
+            torch.testing.assert_close(got, shorter(x), rtol=1e-4, atol=1e-4)
+    (decision,) = forced.report.replaced
+    assert "around Skv 1, Sq 1 and Skv 9, Sq 9 and" in decision.reason
+    assert len(forced.graphs) == 1 and not forced.report.warnings
+
+
 def test_only_sizes_that_win_are_kept(tried_with: Any) -> None:
     tried = tried_with(lambda workload: workload.dims["B"] in (8, 16))
     function, make, _ = CASES["bmm"]

@@ -83,6 +83,18 @@ def test_a_pool_that_is_closed_while_compilers_start_keeps_nobody_waiting() -> N
     assert not any(thread.is_alive() for thread in asking) and time.monotonic() - begin < 10.0
 
 
+def test_a_process_that_cannot_be_made_fails_the_build_and_keeps_nobody_waiting(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(child: object) -> None:
+        raise OSError("no more processes")
+
+    monkeypatch.setattr(build_module.ChildProcess, "start", refuse)
+    with BuildPool(1) as pool:
+        found = list(pool.build_all(ANY_WORKLOAD, [fault("none")], H100, time.monotonic() + 20))
+    assert [str(outcome) for _, outcome in found] == ["no more processes"]
+
+
 def test_a_compiler_that_cannot_start_fails_the_build_and_tells_why(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build_module, "__name__", "kernelwright.no_such_module")
     with BuildPool(1) as pool, pytest.raises(BuildFailed, match="no_such_module"):

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from kernelwright.errors import OutOfResources
+from kernelwright.kernels import child_process
 from kernelwright.kernels.child_process import ChildDied, ChildError, ChildProcess, ChildRaised, ChildTimeout
 
 TARGETS = Path(__file__).parents[1] / "assets" / "child_targets"
@@ -114,6 +115,13 @@ def test_abandoning_from_another_thread_ends_a_call_and_all_later_ones(child: Ch
     with pytest.raises(ChildDied):
         child.call(("double", 1))
     assert child.pid is None
+
+
+def test_an_abandoned_child_is_not_started(child: ChildProcess, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(child_process, "_spawn", lambda: pytest.fail("a process"))
+    child.abandon()
+    with pytest.raises(ChildDied):
+        child.call(("double", 1))
 
 
 def test_error_lines_before_a_long_dump_are_kept(child: ChildProcess) -> None:

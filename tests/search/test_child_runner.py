@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from kernelwright.errors import InvalidWorkload
 from kernelwright.kernels import get_operator
 from kernelwright.kernels.child_process import ChildRaised
 from kernelwright.kernels.device import named_device
@@ -123,7 +124,48 @@ def test_operands_that_cannot_be_loaded_fail_the_trial_and_tell_why(
     assert (measurement.status, "operands too large" in measurement.message) == (Status.CRASHED, True)
 
 
+def test_operands_that_our_own_error_refuses_are_tried_again_by_each_trial(
+    planted: ChildRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs: list[type] = []
+    uncaught: list[object] = []
+
+    def refuse(job: object, timeout_s: float) -> object:
+        jobs.append(type(job))
+        raise InvalidWorkload("no such operands")
+
+    monkeypatch.setattr(planted._child, "call", refuse)
+    monkeypatch.setattr(threading, "excepthook", uncaught.append)
+    fine = [schedule for schedule in members() if schedule.knobs["fault"] == "none"]
+    for _ in range(2):
+        with pytest.raises(InvalidWorkload):
+            list(planted.measure(WORKLOAD, fine))
+    assert jobs == [LoadJob] * 4 and not uncaught
+
+
+def test_a_child_is_not_warmed_up_beside_its_load(planted: ChildRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    start = planted._child.start
+
+    def load(job: object, timeout_s: float) -> None:
+        time.sleep(0.3)
+        done.append("load")
+
+    def started() -> object:
+        done.append("start")
+        return start()
+
+    monkeypatch.setattr(planted._child, "call", load)
+    monkeypatch.setattr(planted._child, "start", started)
+    assert list(planted.measure(WORKLOAD, members(), deadline=time.monotonic())) == []
+    planted.warm_up()
+    assert done == ["load", "start"]
+
+
 def test_closing_does_not_wait_for_operands(planted: ChildRunner) -> None:
+    import kw_planted
+
+    planted._seed = kw_planted.SEED_THAT_HANGS
     results = planted.measure(WORKLOAD, members(), deadline=time.monotonic())
     assert list(results) == []
     begin = time.monotonic()
