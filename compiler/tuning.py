@@ -71,7 +71,11 @@ def tune_in_child(calls: Calls, db: str | None, seconds: float) -> bool:
         except subprocess.CalledProcessError as error:
             _log.warning("tuning failed: %s", error.stderr.strip().splitlines()[-1:] or error)
             return False
-        except (subprocess.TimeoutExpired, OSError) as error:
+        except subprocess.TimeoutExpired as error:
+            # what it has finished is in the database
+            _log.warning("tuning was cut short: %s", error)
+            return True
+        except OSError as error:
             _log.warning("tuning failed: %s", error)
             return False
         _log.info("tuned %d workloads in %.0f s", len(calls), time.monotonic() - began)
@@ -98,7 +102,9 @@ class MissingTuned:
     def tune(self, calls: Calls) -> None:
         """See `Tuning`."""
         missing = unmeasured(self._source, calls)
-        if missing and self._tune(missing, self._seconds):
+        if missing:
+            # a child that failed may have stored something before
+            self._tune(missing, self._seconds)
             self._source = self._present()
 
     def __call__(self, workload: Workload) -> Answer:

@@ -231,16 +231,19 @@ def test_the_child_tunes_and_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         assert [record.workload for record in store.records(device_key=H100.key, limit=None)] == [workload]
 
 
-@pytest.mark.parametrize("error", [subprocess.TimeoutExpired("tune", 1), OSError("no python")])
-def test_a_child_that_hangs_is_no_error(monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+@pytest.mark.parametrize(
+    ("error", "went"), [(subprocess.TimeoutExpired("tune", 1), True), (OSError("no python"), False)], ids=str
+)
+def test_a_child_that_hangs_is_no_error(monkeypatch: pytest.MonkeyPatch, error: Exception, went: bool) -> None:
     def run(*given: Any, **options: Any) -> Any:
         raise error
 
     monkeypatch.setattr(subprocess, "run", run)
-    assert not tuning.tune_in_child({WORKLOAD: 1}, None, 1)
+    assert tuning.tune_in_child({WORKLOAD: 1}, None, 1) == went
 
 
-def test_without_a_database_nothing_is_known_yet(record_of: Maker) -> None:
+@pytest.mark.parametrize("went", [True, False], ids=["done", "failed in the end"])
+def test_without_a_database_nothing_is_known_yet(record_of: Maker, went: bool) -> None:
     recorded: list[Any] = []
     toolchain = current_toolchain(TIMER_VERSION)
 
@@ -251,7 +254,7 @@ def test_without_a_database_nothing_is_known_yet(record_of: Maker) -> None:
 
     def tune(calls: tuning.Calls, seconds: float) -> bool:
         recorded.extend(record_of(workload) for workload in calls)
-        return True
+        return went
 
     answers = tuning.MissingTuned(read, RecordedAnswers([], H100, toolchain), tune, 5)
     before = answers.state
