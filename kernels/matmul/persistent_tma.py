@@ -8,6 +8,7 @@ from kernelwright.kernels.matmul.template import (
     element_bytes,
     needs_turning,
     number,
+    order_constraint,
     over,
     plain_constraint,
     split_choices,
@@ -63,18 +64,12 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         limit = device.shared_memory_bytes
         return f"{per_sm} blocks need {total} bytes of shared memory, {limit} there" if total > limit else None
 
-    def order(knobs: Knobs) -> str | None:
-        rows = -(-problem.m // number(knobs, "block_m"))
-        return (
-            f"group_m {knobs['group_m']} for {rows} rows of tiles" if number(knobs, "group_m") > max(4, rows) else None
-        )
-
     return [
         plain_constraint(problem, device),
         tma_constraint(problem, device, ("a", "b")),
         split_constraint(problem, device),
         Constraint("residency", residency),
-        Constraint("order", order),
+        order_constraint(problem),
         *_sums(problem),
         *needs_room(problem),
     ]

@@ -11,6 +11,7 @@ from kernelwright.kernels.matmul.template import (
     element_bytes,
     needs_turning,
     number,
+    order_constraint,
     over,
     plain_constraint,
     tiles,
@@ -68,11 +69,6 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         needed = 4 * device.multiprocessors * area
         return None if limit is None else over(needed, limit, "bytes of workspace for parts (workspace_bytes)")
 
-    def order(knobs: Knobs) -> str | None:
-        rows = -(-problem.m // number(knobs, "block_m"))
-        wide = number(knobs, "group_m") > max(4, rows)
-        return f"group_m {knobs['group_m']} for {rows} rows of tiles" if wide else None
-
     def columns(knobs: Knobs) -> str | None:
         part = number(knobs, "block_n") // number(knobs, "subtile")
         return f"a part of {part} columns is too narrow to be worth a store of its own" if part < 32 else None
@@ -87,7 +83,7 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         tma_constraint(problem, device, ("a", "b")),
         Constraint("tail", tail),
         Constraint("room", room),
-        Constraint("order", order),
+        order_constraint(problem),
         Constraint("columns", columns),
         Constraint("multiply_adds", multiply_adds),
         *needs_room(problem),

@@ -28,6 +28,7 @@ from kernelwright.kernels.matmul.template import (
     element_bytes,
     needs_turning,
     number,
+    order_constraint,
     over,
     plain_constraint,
     tiles,
@@ -127,18 +128,13 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
             return "two stages of a need too many registers beside the accumulators of 128 rows"
         return None if pieces(number(knobs, "block_n"))[1] else "one piece reads a once anyway"
 
-    def order(knobs: Knobs) -> str | None:
-        rows = -(-problem.m // number(knobs, "block_m"))
-        wide = number(knobs, "group_m") > max(4, rows)
-        return f"group_m {knobs['group_m']} for {rows} rows of tiles" if wide else None
-
     return [
         plain_constraint(problem, device, batched=False),
         Constraint("hopper", hopper),
         Constraint("shape", shape),
         *_best_of_shape(problem, device),
         Constraint("held", held),
-        Constraint("order", order),
+        order_constraint(problem),
         *_sharing_constraints(problem, device),
         _promising(problem, device),
         tma_constraint(problem, device, ("a", "b")),

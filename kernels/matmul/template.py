@@ -133,6 +133,17 @@ def plain_constraint(problem: Problem, device: DeviceSpec, batched: bool = True)
     return Constraint("plain", check)
 
 
+def order_constraint(problem: Problem) -> Constraint:
+    """For templates that take `group_m` rows of tiles together: no more of them than there are, or 4."""
+
+    def check(knobs: Knobs) -> str | None:
+        rows = -(-problem.m // number(knobs, "block_m"))
+        wide = number(knobs, "group_m") > max(4, rows)
+        return f"group_m {knobs['group_m']} for {rows} rows of tiles" if wide else None
+
+    return Constraint("order", check)
+
+
 def multiplies(dtype: str, device: DeviceSpec) -> str | None:
     """Why a device's matrix units cannot multiply a type; None when they can."""
     if not dtype.startswith("fp8"):

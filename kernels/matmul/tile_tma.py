@@ -14,6 +14,7 @@ from kernelwright.kernels.matmul.template import (
     element_bytes,
     needs_turning,
     number,
+    order_constraint,
     plain_constraint,
     tiles,
     tma_constraint,
@@ -64,17 +65,12 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         each = number(knobs, "block_m") * number(knobs, "block_n") // (32 * number(knobs, "num_warps"))
         return f"{each} accumulators a thread leave no registers for the epilogue" if each > 128 else None
 
-    def order(knobs: Knobs) -> str | None:
-        rows = -(-problem.m // number(knobs, "block_m"))
-        wide = number(knobs, "group_m") > max(4, rows)
-        return f"group_m {knobs['group_m']} for {rows} rows of tiles" if wide else None
-
     return [
         plain_constraint(problem, device, batched=False),
         Constraint("kind", kind),
         Constraint("few", few),
         Constraint("registers", registers),
-        Constraint("order", order),
+        order_constraint(problem),
         tma_constraint(problem, device, ("a", "b")),
         *needs_room(problem),
     ]

@@ -8,6 +8,7 @@ from kernelwright.kernels.matmul.template import (
     element_bytes,
     needs_turning,
     number,
+    order_constraint,
     plain_constraint,
     tiles,
     tma_constraint,
@@ -66,11 +67,6 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         inner = columns * element_bytes(problem)
         return "b's tile is less than a line of 128 bytes" if problem.b.order == "row" and inner < 128 else None
 
-    def order(knobs: Knobs) -> str | None:
-        rows = -(-problem.m // number(knobs, "block_m"))
-        wide = number(knobs, "group_m") > max(4, rows)
-        return f"group_m {knobs['group_m']} for {rows} rows of tiles" if wide else None
-
     def turns(knobs: Knobs) -> str | None:
         alone = knobs["mode"] == "pingpong" and tiles(problem, knobs) <= device.multiprocessors // 2
         return "there is no second tile to take turns with" if alone else None
@@ -79,7 +75,7 @@ def _constraints(problem: Problem, device: DeviceSpec) -> list[Constraint]:
         plain_constraint(problem, device, batched=False),
         Constraint("hopper", hopper),
         Constraint("shape", shape),
-        Constraint("order", order),
+        order_constraint(problem),
         Constraint("turns", turns),
         tma_constraint(problem, device, ("a", "b")),
     ]
