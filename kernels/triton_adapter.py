@@ -211,9 +211,12 @@ def _compiler(architecture: str) -> str:
         return f"llvm of triton {_version('triton', '__init__.py')}"
     knobs = importlib.import_module("triton.knobs")
     blackwell = int(architecture.removeprefix("sm_")) >= 100
-    if _set_by_inductor():
-        settle_compiler()
-    tool = knobs.nvidia.ptxas_blackwell if blackwell else knobs.nvidia.ptxas
+    inductors = os.environ.pop(_ASSEMBLER) if _set_by_inductor() else None
+    try:
+        tool = knobs.nvidia.ptxas_blackwell if blackwell else knobs.nvidia.ptxas
+    finally:
+        if inductors is not None:
+            os.environ[_ASSEMBLER] = inductors
     words = subprocess.run([tool.path, "--version"], capture_output=True, text=True, check=True).stdout
     match = re.search(r"V(\d+(?:\.\d+)+)", words)
     return f"ptxas {match[1]}" if match else "ptxas unknown"

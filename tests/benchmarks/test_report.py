@@ -9,9 +9,9 @@ import report
 @pytest.mark.parametrize(
     ("word", "told"),
     [
-        ("/root/out/attention.json", "attention.json"),
-        ("sqlite:////root/out/d.db", "sqlite:///d.db"),
-        ("--out=/tmp/a.json", "--out=a.json"),
+        ("/somewhere/out/attention.json", "attention.json"),
+        ("sqlite:////somewhere/out/d.db", "sqlite:///d.db"),
+        ("--out=/elsewhere/a.json", "--out=a.json"),
         ("benchmarks/run_attention.py", "benchmarks/run_attention.py"),
         ("a/b/c.json", "a/b/c.json"),
         ("sqlite://", "sqlite://"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -13,6 +13,7 @@ from functorch.compile import make_boxed_func, min_cut_rematerialization_partiti
 from torch._dynamo.backends.common import aot_autograd
 from torch._inductor.decomposition import select_decomp_table
 
+from kernelwright.compiler import ops
 from kernelwright.compiler.passes.replace import Replace
 from kernelwright.compiler.report import Report
 from kernelwright.kernels import get_operator
@@ -46,6 +47,28 @@ SCHEDULE = Schedule(
 def no_compile_trace(monkeypatch: pytest.MonkeyPatch) -> None:
     """pytest captures every level, which makes torch write down each step of each compile."""
     monkeypatch.setattr(logging.getLogger("torch.__trace"), "disabled", True)
+
+
+@pytest.fixture
+def fresh_dynamo() -> Iterator[None]:
+    """Nothing that dynamo remembers of other tests, nor anything for them."""
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Epilogues of the calls that our operator of products gets."""
+    seen: list[str] = []
+    real = ops.by_torch
+
+    def counted(*args: Any) -> torch.Tensor:
+        seen.append(args[3])
+        return real(*args)
+
+    monkeypatch.setattr(ops, "by_torch", counted)
+    return seen
 
 
 class Recorder:

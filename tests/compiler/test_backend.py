@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,26 +21,7 @@ from kernelwright.db.store import Store
 from kernelwright.errors import UsageError
 from kernelwright.kernels.matmul.workload import matmul_workload
 
-
-@pytest.fixture(autouse=True)
-def fresh_dynamo() -> Iterator[None]:
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Epilogues of the calls that our operator gets."""
-    seen: list[str] = []
-    real = ops.by_torch
-
-    def counted(*args: Any) -> torch.Tensor:
-        seen.append(args[3])
-        return real(*args)
-
-    monkeypatch.setattr(ops, "by_torch", counted)
-    return seen
+pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 
 def mlp(dtype: torch.dtype = torch.float32) -> torch.nn.Module:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from kernelwright.compiler import backend as backend_module
-from kernelwright.compiler import improving, ops, tuning
+from kernelwright.compiler import improving, tuning
 from kernelwright.compiler.backend import Options
 from kernelwright.compiler.backend import kernelwright as backend
 from kernelwright.compiler.dispatch import RecordedAnswers, local_answers
@@ -32,25 +32,8 @@ Maker = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
-def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def nothing_tried(monkeypatch: pytest.MonkeyPatch, fresh_dynamo: None) -> None:
     monkeypatch.setattr(tuning, "_tried", set())
-    torch._dynamo.reset()
-    yield
-    torch._dynamo.reset()
-
-
-@pytest.fixture
-def runs(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Calls that our operator gets."""
-    seen: list[str] = []
-    real = ops.by_torch
-
-    def counted(*args: Any) -> torch.Tensor:
-        seen.append(args[3])
-        return real(*args)
-
-    monkeypatch.setattr(ops, "by_torch", counted)
-    return seen
 
 
 class Tuner:
@@ -86,44 +69,44 @@ def compiled(tuner: Tuner, model: Any, **options: Any) -> Any:
     return torch.compile(model, backend=backend, options=given)
 
 
-def test_missing_is_tuned_before_the_graph_is_compiled(tuner: Tuner, runs: list[str]) -> None:
+def test_missing_is_tuned_before_the_graph_is_compiled(tuner: Tuner, calls: list[str]) -> None:
     layers = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8), torch.nn.ReLU())
     x = torch.randn(4, 8)
     with torch.no_grad():
         run = compiled(tuner, layers, tune="missing", tune_seconds=7)
         torch.testing.assert_close(run(x), layers(x))
-    ((calls, seconds),) = tuner.asked
-    assert seconds == 7 and runs == ["bias,relu", "bias,relu"]
-    assert list(calls.values()) == [2] and next(iter(calls)).epilogue == ("bias", "relu")
+    ((counts, seconds),) = tuner.asked
+    assert seconds == 7 and calls == ["bias,relu", "bias,relu"]
+    assert list(counts.values()) == [2] and next(iter(counts)).epilogue == ("bias", "relu")
 
 
-def test_what_is_measured_is_not_tuned(tuner: Tuner, runs: list[str]) -> None:
+def test_what_is_measured_is_not_tuned(tuner: Tuner, calls: list[str]) -> None:
     x, w = torch.randn(4, 8), torch.randn(8, 8)
     for _ in range(2):
         torch._dynamo.reset()
         torch.testing.assert_close(compiled(tuner, torch.mm, tune="missing")(x, w), x @ w)
-    assert len(tuner.asked) == 1 and runs == ["", ""]
+    assert len(tuner.asked) == 1 and calls == ["", ""]
 
 
-def test_never_tunes_nothing(tuner: Tuner, runs: list[str]) -> None:
+def test_never_tunes_nothing(tuner: Tuner, calls: list[str]) -> None:
     Store.open(tuner.url).close()
     compiled(tuner, torch.mm)(torch.randn(4, 8), torch.randn(8, 8))
-    assert tuner.asked == [] and runs == []
+    assert tuner.asked == [] and calls == []
 
 
-def test_background_serves_at_once_and_swaps_between_calls(tuner: Tuner, runs: list[str]) -> None:
+def test_background_serves_at_once_and_swaps_between_calls(tuner: Tuner, calls: list[str]) -> None:
     x, w = torch.randn(4, 8), torch.randn(8, 8)
     tuner.may_begin.clear()
     run = compiled(tuner, torch.mm, tune="background", tune_seconds=5)
     torch.testing.assert_close(run(x, w), x @ w)
-    assert tuner.asked == [] and runs == []
+    assert tuner.asked == [] and calls == []
     tuner.may_begin.set()
-    until(lambda: bool(run(x, w) is not None and runs))
+    until(lambda: bool(run(x, w) is not None and calls))
     torch.testing.assert_close(run(x, w), x @ w)
     assert [seconds for _, seconds in tuner.asked] == [5]
 
 
-def test_background_trains_with_the_new_graph(tuner: Tuner, runs: list[str]) -> None:
+def test_background_trains_with_the_new_graph(tuner: Tuner, calls: list[str]) -> None:
     model, x = torch.nn.Linear(8, 8), torch.randn(4, 8)
     run = compiled(tuner, model, tune="background")
 
@@ -131,10 +114,10 @@ def test_background_trains_with_the_new_graph(tuner: Tuner, runs: list[str]) -> 
         return list(torch.autograd.grad(call(x).square().sum(), list(model.parameters())))
 
     want = gradients(model)
-    until(lambda: bool(gradients(run) and runs))
+    until(lambda: bool(gradients(run) and calls))
     torch.testing.assert_close(gradients(run), want)
     # forward, and the weight's gradient
-    assert sorted(set(runs)) == ["", "bias"]
+    assert sorted(set(calls)) == ["", "bias"]
 
 
 def test_symbolic_sizes_stay_as_they_are(tuner: Tuner) -> None:

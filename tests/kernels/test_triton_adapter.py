@@ -128,7 +128,7 @@ def test_the_assembler_is_tritons_unless_a_user_chose_another(monkeypatch: pytes
         monkeypatch.setenv("TRITON_PTXAS_PATH", str(torchs))
         triton_adapter._compiler.cache_clear()
         assert current_toolchain(1, "sm_90") == toolchain
-        monkeypatch.setenv("TRITON_PTXAS_PATH", str(torchs))
+        assert os.environ["TRITON_PTXAS_PATH"] == str(torchs), "looking changes nothing"
         triton_adapter.settle_compiler()
         assert os.environ["TRITON_PTXAS_PATH"] == own
     monkeypatch.setenv("TRITON_PTXAS_PATH", str(other))
