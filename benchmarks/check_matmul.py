@@ -270,7 +270,7 @@ def main(operator: str = "matmul", sets: Sequence[str] = SETS, cases_of: CasesOf
     rows = [row for checked in done for row in rows_of(checked)]
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)
-        written = {"command": " ".join(sys.argv), "commit": report.commit(), "gpu": device.name, "rows": rows}
+        written = {"command": report.command(sys.argv), "commit": report.commit(), "gpu": device.name, "rows": rows}
         args.out.write_text(json.dumps(written, indent=1) + "\n", encoding="utf-8")
     verdict = f"FAILED: {failed} failures" if failed else "RIGHT: no failure"
     print(f"{verdict} in {len(done)} of {len(cases)} workloads, {time.monotonic() - began:.0f} s")
