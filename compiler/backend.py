@@ -38,6 +38,7 @@ from kernelwright.compiler.dispatch import Answers, MostCertain, RecordedAnswers
 from kernelwright.compiler.improving import improving, is_static, kept
 from kernelwright.compiler.passes.replace import Replace
 from kernelwright.compiler.passes.sequence import joined
+from kernelwright.compiler.prebuild import build_ahead
 from kernelwright.compiler.report import Report
 from kernelwright.compiler.service_answers import SECONDS, Source, service_answers
 from kernelwright.errors import DatabaseError, UsageError
@@ -166,6 +167,7 @@ def kernel_settings(
         devices=ours.devices,
         state=None if keep_out_of_cache else state,
         report=report,
+        chosen=build_ahead if ours.device is None and torch.cuda.is_available() else None,
     )
     existing = patches[SLOT] if SLOT in patches else getattr(inductor_config, SLOT)
     return {SLOT: joined(existing, ours_pass), **({"fx_graph_cache": False} if keep_out_of_cache else {})}

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from kernelwright.compiler import torch_calls
+from kernelwright.compiler import prebuild, torch_calls
 from kernelwright.errors import InvalidWorkload
 from kernelwright.kernels import get_operator
 from kernelwright.kernels.attention.operator import PORTABLE as PORTABLE_ATTENTION
@@ -132,6 +132,7 @@ class Call:
     def _launch(self, inputs: dict[str, torch.Tensor], outs: list[torch.Tensor]) -> bool:
         """Fill the results; False when that failed, which is logged once and not tried again."""
         try:
+            prebuild.wait_for(self.workload, self.schedule)
             out = outs[0] if len(outs) == 1 else tuple(outs)
             launch_all(self.operator.plan(self.workload, self.schedule, inputs, out))
         except Exception as error:

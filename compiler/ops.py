@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from kernelwright.compiler import prebuild
 from kernelwright.compiler.operands import workload_of
 from kernelwright.errors import UsageError
 from kernelwright.kernels import get_operator
@@ -48,6 +49,7 @@ class _Call:
         if self.broken or (self.needs_alignment and not _aligned(inputs)):
             return False
         try:
+            prebuild.wait_for(self.workload, self.schedule)
             launch_all(get_operator("matmul").plan(self.workload, self.schedule, inputs, out))
         except Exception as error:
             self.broken = True

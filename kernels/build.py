@@ -16,6 +16,7 @@ from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_c
 
 from kernelwright.errors import BuildFailed, KernelwrightError, OutOfResources
 from kernelwright.kernels import triton_adapter
+from kernelwright.kernels.built import note_built
 from kernelwright.kernels.child_process import ChildDied, ChildProcess, ChildRaised, ChildTimeout
 from kernelwright.kernels.operator import Launch
 from kernelwright.types import DeviceSpec, Schedule, Workload
@@ -167,6 +168,7 @@ class BuildPool:
         child = self._idle.get()
         try:
             report: BuildReport = child.call(job, self._timeout_s)
+            note_built(job.workload, job.schedule, job.device)
             return report
         except ChildTimeout as error:
             raise BuildFailed(f"the compiler was stopped after {error.timeout_s:g} s on {job.schedule}") from None

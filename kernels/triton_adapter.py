@@ -93,6 +93,13 @@ def settle_compiler() -> None:
         os.environ.setdefault(_ASSEMBLER, knobs.nvidia.ptxas.path)
 
 
+def cache_folder() -> Path:
+    """Where Triton keeps what it compiled."""
+    from triton import knobs
+
+    return Path(knobs.cache.dir)
+
+
 def _set_by_inductor() -> bool:
     """Whether the assembler that the environment names is torch's: no user chose it."""
     torch = importlib.util.find_spec("torch")

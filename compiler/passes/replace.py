@@ -49,6 +49,7 @@ class Replace(CustomGraphPass):
 
     how: the kinds of answer that are trusted (see `kernelwright.search.answer`). devices: torch device types.
     state: identifies everything that the answers depend on; None keeps compiled graphs out of Inductor's cache.
+    chosen: told the answers whose kernels a graph got.
     """
 
     def __init__(
@@ -59,8 +60,11 @@ class Replace(CustomGraphPass):
         devices: Collection[str] = ("cuda",),
         state: str | None = None,
         report: Report | None = None,
+        chosen: Callable[[Sequence[Answer]], object] | None = None,
     ) -> None:
         self._answers = answers
+        self._tell = chosen
+        self._chosen: list[Answer] = []
         self._how = tuple(how)
         self._devices = tuple(devices)
         self._state = state
@@ -74,6 +78,8 @@ class Replace(CustomGraphPass):
             for finder in FINDERS:
                 for node in found_by(finder, graph):
                     self._report.decisions += self._decide(graph, finder, node)
+            if self._tell is not None:
+                self._tell(self._chosen)
         except Exception as error:
             self._report.warnings.append(str(error))
             _log.warning("products are left to Inductor: %s", error, exc_info=True)
@@ -157,6 +163,7 @@ class Replace(CustomGraphPass):
         if not wins:
             return Decision(node.name, None, False, f"{OPEN_SIZES}, and no number of rows is known to be faster")
         dynamic_rows.replace(graph, node, wins)
+        self._chosen += wins
         rows = ", ".join(str(answer.workload.dims["M"]) for answer in wins)
         best = next(decision for decision in decisions if decision.replaced)
         # a time saved cannot be told before the sizes are known
@@ -173,6 +180,7 @@ class Replace(CustomGraphPass):
         if not wins:
             return Decision(name, None, False, f"{OPEN_SIZES}, and no size is known to be faster")
         place.replace(graph, wins)
+        self._chosen += wins
         best = next(decision for decision in decisions if decision.replaced)
         sizes = " and ".join(_differing(answer.workload, [one.workload for one in answers]) for answer in wins)
         return dataclasses.replace(best, reason=f"faster around {sizes}", expected_us=None, vendor_us=None)
@@ -192,6 +200,7 @@ class Replace(CustomGraphPass):
                 decision = dataclasses.replace(decision, replaced=False, reason=obstacle)
             if decision.replaced:
                 candidate.replace(graph, answer)
+                self._chosen.append(answer)
                 break
         return decision
 

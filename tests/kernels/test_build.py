@@ -15,6 +15,7 @@ from kernelwright.errors import BuildFailed, MissingDependency, OutOfResources
 from kernelwright.kernels import build as build_module
 from kernelwright.kernels import get_operator, triton_adapter
 from kernelwright.kernels.build import BuildPool, BuildReport, build
+from kernelwright.kernels.built import is_built
 from kernelwright.kernels.device import named_device
 from kernelwright.kernels.matmul.workload import matmul_workload
 from kernelwright.types import FrozenMap, Schedule, Workload
@@ -53,6 +54,8 @@ def test_one_child_builds_for_several_targets(pool: BuildPool) -> None:
     assert "gfx942" in str(amd.artifact["matmul_tile.amdgcn"])
     assert amd.registers > 8
     assert ".target sm_80" in str(old.artifact["matmul_tile.ptx"])
+    assert is_built(ANY_WORKLOAD, fault("two_kernels"), named_device("a100"))
+    assert not is_built(ANY_WORKLOAD, fault("two_kernels"), named_device("h100"))
 
 
 def test_all_compilers_start_before_there_is_work() -> None:
