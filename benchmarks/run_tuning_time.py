@@ -8,12 +8,14 @@ Each workload is tuned three times, from nothing known about it: in a fresh proc
 seconds. The three winners and the vendor call are then timed in turns. `ratio` is the long search's time over that of
 the cold one's winner (1: nothing was lost); `seeds_ratio` compares the winners of the two seeds. Inductor's
 max-autotune compiles the same expression in a child of its own: `inductor_s`, and `inductor_ratio` is its time over
-ours (cold).
+ours (cold). --timeline tells where the seconds of the cold and the warm search go: a summary here, every step in a file
+beside --out.
 """
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import subprocess
@@ -25,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import report
+import tuning_timeline
 from inductor_job import comparable
 from problems import Entry, load_matmul
 from tuned_rows import Inductor, quiet
@@ -32,6 +35,7 @@ from tuned_rows import Inductor, quiet
 from kernelwright.db import Store
 from kernelwright.kernels.child_process import ChildProcess
 from kernelwright.kernels.device import present_device
+from kernelwright.kernels.steps import Collector, Step
 from kernelwright.kernels.triton_adapter import current_toolchain
 from kernelwright.search import Budget
 from kernelwright.search.child_runner import ChildRunner
@@ -43,6 +47,9 @@ from kernelwright.types import Schedule, Workload
 WORDS = "tp8 qkv T2048,thousand,small hidden,GQA k/v,layer scale,M=197,K=4544"
 COLD_TIMEOUT_S = 120.0
 
+collected = Collector()
+"""The steps of the warm searches."""
+
 
 def tuned(runner: Runner, workload: Workload, budget: Budget, seed: int) -> TuneResult:
     """One search into a database of its own."""
@@ -50,10 +57,10 @@ def tuned(runner: Runner, workload: Workload, budget: Budget, seed: int) -> Tune
         return tune_and_store(store, runner, TuneRequest(workload, "model", budget, seed), quiet)
 
 
-def cold(workload: Workload, trials: int) -> tuple[float, Schedule]:
+def cold(workload: Workload, trials: int, timeline: Path | None = None) -> tuple[float, Schedule]:
     """Seconds from the start of a fresh process to the record stored, and the winner. Compiler caches are empty."""
     with tempfile.TemporaryDirectory(prefix="kernelwright-cold-") as folder:
-        job = json.dumps({"workload": workload.to_json(), "trials": trials})
+        job = json.dumps({"workload": workload.to_json(), "trials": trials, "timeline": timeline is not None})
         began = time.monotonic()
         done = subprocess.run(
             [sys.executable, __file__, "--one", job],
@@ -64,24 +71,51 @@ def cold(workload: Workload, trials: int) -> tuple[float, Schedule]:
             timeout=COLD_TIMEOUT_S,
         )
         told = json.loads(done.stdout.splitlines()[-1])
+        if timeline is not None:
+            steps = [Step("import and look around", began, told["began"], told["process"])]
+            steps += [Step(**step) for step in told["steps"]]
+            tuning_timeline.tell(timeline, f"cold: {workload}", steps, began, told["stored_at"], told["process"])
         return told["stored_at"] - began, Schedule.from_json(told["schedule"])
 
 
 def one(job: Mapping[str, Any]) -> None:
     """What the fresh process does. time.monotonic is the machine's, the same in every process."""
+    began = time.monotonic()
+    collector = Collector()
+    if job.get("timeline"):
+        collector.attach()
     runner = ChildRunner()
     result = tuned(runner, Workload.from_json(job["workload"]), Budget(job["trials"]), 0)
-    print(json.dumps({"stored_at": time.monotonic(), "schedule": result.record.schedule.to_json()}), flush=True)
+    told = {"stored_at": time.monotonic(), "schedule": result.record.schedule.to_json()}
+    steps = [dataclasses.asdict(step) for step in collector.take()]
+    print(json.dumps({**told, "began": began, "process": os.getpid(), "steps": steps}), flush=True)
     runner.close()
 
 
-def row_of(entry: Entry, runner: Runner, inductor: Inductor | None, trials: int, long_s: float) -> dict[str, Any]:
+def warm(runner: Runner, workload: Workload, trials: int, timeline: Path | None = None) -> TuneResult:
+    """A search in this process, with another seed than the cold one's."""
+    began = time.monotonic()
+    result = tuned(runner, workload, Budget(trials), 1)
+    if timeline is not None:
+        steps, ended = collected.take(), time.monotonic()
+        tuning_timeline.tell(timeline, f"warm: {workload}", steps, began, ended, os.getpid())
+    return result
+
+
+def row_of(
+    entry: Entry,
+    runner: Runner,
+    inductor: Inductor | None,
+    trials: int,
+    long_s: float,
+    timeline: Path | None = None,
+) -> dict[str, Any]:
     """Tune three times and compare."""
     workload = entry.workload
-    cold_s, first = cold(workload, trials)
-    warm = tuned(runner, workload, Budget(trials), 1)
+    cold_s, first = cold(workload, trials, timeline)
+    second = warm(runner, workload, trials, timeline)
     long = tuned(runner, workload, Budget(100_000, long_s), 2)
-    schedules = [first, warm.record.schedule, long.record.schedule]
+    schedules = [first, second.record.schedule, long.record.schedule]
     finals = runner.finals(workload, list(dict.fromkeys(schedules)))
     times = {schedule: measurement.median_us for schedule, measurement in finals.measurements}
     cold_us, warm_us, long_us = (times[schedule] for schedule in schedules)
@@ -94,7 +128,7 @@ def row_of(entry: Entry, runner: Runner, inductor: Inductor | None, trials: int,
         "seeds_ratio": round(warm_us / cold_us, 4),
         "noise": round(finals.noise, 4),
         "cold_s": round(cold_s, 2),
-        "warm_s": round(warm.seconds, 2),
+        "warm_s": round(second.seconds, 2),
         "long_s": round(long.seconds, 2),
         "trials": trials,
         "long_trials": long.record.trials,
@@ -132,6 +166,7 @@ def main() -> None:
     parser.add_argument("--long", type=float, default=600, help="seconds of the long search")
     parser.add_argument("--inductor", type=float, default=0, help="seconds for Inductor's max-autotune")
     parser.add_argument("--total-seconds", type=float, default=1e9, help="start no workload after so long")
+    parser.add_argument("--timeline", action="store_true", help="tell where the seconds go")
     parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.one:
@@ -143,8 +178,13 @@ def main() -> None:
     found = {e.workload.key: e for name in ("core", "extra") for e in load_matmul(name)}.values()
     entries = [entry for entry in found if any(word in entry.id or word in entry.tag for word in words)]
     end, clocks, rows = time.monotonic() + args.total_seconds, {"before": report.clocks()}, []
+    timeline = args.out.with_suffix(".timeline.txt") if args.timeline else None
+    if timeline is not None:
+        timeline.unlink(missing_ok=True)
+        collected.attach()
     runner, device = ChildRunner(), present_device(0)
     runner.warm_up()
+    collected.take()
     child = ChildProcess("inductor_job:start", init={"device_index": 0, "l2_bytes": device.l2_bytes})
     rival = Inductor(child, args.inductor) if args.inductor > 0 else None
     toolchain = current_toolchain(TIMER_VERSION)
@@ -153,7 +193,7 @@ def main() -> None:
         if time.monotonic() > end:
             print("out of time; left out:", entry.tag, flush=True)
             continue
-        rows.append(row_of(entry, runner, rival, args.trials, args.long))
+        rows.append(row_of(entry, runner, rival, args.trials, args.long, timeline))
         print(rows[-1], flush=True)
         clocks["after"] = report.clocks()
         report.write(args.out, rows, gpu=device.name, clocks=clocks, seconds=medians(rows), **versions)

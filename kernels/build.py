@@ -19,6 +19,7 @@ from kernelwright.kernels import triton_adapter
 from kernelwright.kernels.built import note_built
 from kernelwright.kernels.child_process import ChildDied, ChildProcess, ChildRaised, ChildTimeout
 from kernelwright.kernels.operator import Launch
+from kernelwright.kernels.steps import step
 from kernelwright.types import DeviceSpec, Schedule, Workload
 
 BUILD_TIMEOUT_S = 60.0
@@ -165,7 +166,8 @@ class BuildPool:
         self._idle.put(child)
 
     def _run(self, job: BuildJob) -> BuildReport:
-        child = self._idle.get()
+        with step("wait for a compiler"):
+            child = self._idle.get()
         try:
             report: BuildReport = child.call(job, self._timeout_s)
             note_built(job.workload, job.schedule, job.device)
@@ -182,7 +184,8 @@ class BuildPool:
 
 def builder() -> Callable[[BuildJob], BuildReport]:
     """Called once in a child: imports what every build needs, and returns what builds."""
-    triton_adapter.import_compiler()
+    with step("import the compiler"):
+        triton_adapter.import_compiler()
     return build_here
 
 
@@ -201,10 +204,12 @@ def build_here(job: BuildJob) -> BuildReport:
     module, _, name = job.planner.partition(":")
     planner: Planner = getattr(importlib.import_module(module), name)
     with triton_adapter.targeting(job.device):
-        launches = planner(job.workload, job.schedule)
+        with step(f"plan {job.schedule.template}"):
+            launches = planner(job.workload, job.schedule)
         started = time.monotonic()
         try:
-            compiled = [triton_adapter.compile_launch(launch) for launch in launches]
+            with step(f"compile {job.schedule.template}"):
+                compiled = [triton_adapter.compile_launch(launch) for launch in launches]
         except KernelwrightError:
             raise
         except Exception as error:
@@ -214,7 +219,8 @@ def build_here(job: BuildJob) -> BuildReport:
         seconds = time.monotonic() - started
     for kernel in compiled:
         _check_limits(kernel, job.device)
-    usage = [triton_adapter.registers_and_spills(kernel) for kernel in compiled]
+    with step("read registers"):
+        usage = [triton_adapter.registers_and_spills(kernel) for kernel in compiled]
     artifact: dict[str, str | bytes] = {}
     for kernel in compiled if job.keep_artifact else ():
         artifact.update({f"{kernel.name}.{stage}": x for stage, x in triton_adapter.assembly_of(kernel).items()})

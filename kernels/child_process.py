@@ -26,6 +26,7 @@ from multiprocessing.connection import Connection
 from typing import IO, Any
 
 from kernelwright.errors import KernelwrightError
+from kernelwright.kernels import steps
 
 Handler = Callable[[Any], Any]
 
@@ -128,7 +129,7 @@ class ChildProcess:
         env: Mapping[str, str] | None = None,
         start_timeout_s: float = 120.0,
     ) -> None:
-        self._hello = (target, None if init is None else dict(init), dict(env or {}))
+        self._target, self._init, self._env = target, None if init is None else dict(init), dict(env or {})
         self._start_timeout_s = start_timeout_s
         self._live: _Live | None = None
         self._abandoned = False
@@ -154,12 +155,14 @@ class ChildProcess:
             self.kill()
         if self._live is None:
             self._refuse_if_abandoned()
-            self._live = _spawn()
-            try:
-                self._exchange(self._live, self._hello, self._start_timeout_s)
-            except KernelwrightError:
-                self.kill()
-                raise
+            with steps.step(f"start {self._target}"):
+                self._live = _spawn()
+                hello = (self._target, self._init, self._env, steps.listening())
+                try:
+                    self._exchange(self._live, hello, self._start_timeout_s)
+                except KernelwrightError:
+                    self.kill()
+                    raise
         return self._live
 
     def kill(self) -> None:
@@ -194,13 +197,14 @@ class ChildProcess:
                 stderr = live.last_words()
                 self.kill()
                 raise ChildTimeout(timeout_s or 0.0, stderr)
-            ok, value = live.results.recv()
+            ok, value, told = live.results.recv()
         except (EOFError, ConnectionError):
             raise self._death(live) from None
         except BaseException:
             # An interrupted or half-read exchange would hand this job's result to the next one.
             self.kill()
             raise
+        steps.tell(told)
         if ok:
             return value
         if isinstance(value, ChildRaised):
@@ -251,13 +255,16 @@ def child_main(jobs_fd: int, results_fd: int, lifeline_fd: int) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     threading.Thread(target=_die_with_parent, args=(lifeline_fd,), daemon=True).start()
     jobs, results = Connection(jobs_fd, writable=False), Connection(results_fd, readable=False)
-    target, init, env = jobs.recv()
+    target, init, env, told = jobs.recv()
     os.environ.update(env)
+    collector = steps.Collector()
+    if told:
+        collector.attach()
     made: list[Handler] = []
-    results.send_bytes(_answer(lambda _: made.append(_resolve(target, init)), None))
+    results.send_bytes(_answer(lambda _: made.append(_resolve(target, init)), None, collector))
     with contextlib.suppress(EOFError):
         while True:
-            results.send_bytes(_answer(made[0], jobs.recv()))
+            results.send_bytes(_answer(made[0], jobs.recv(), collector))
 
 
 def _die_with_parent(lifeline_fd: int) -> None:
@@ -268,17 +275,18 @@ def _die_with_parent(lifeline_fd: int) -> None:
 
 def _resolve(target: str, init: Mapping[str, Any] | None) -> Handler:
     module, _, name = target.partition(":")
-    function = getattr(importlib.import_module(module), name)
+    with steps.step(f"import {module}"):
+        function = getattr(importlib.import_module(module), name)
     handler: Handler = function if init is None else function(**init)
     return handler
 
 
-def _answer(handler: Handler, payload: Any) -> bytes:
-    """The pickled (True, result) or (False, exception) of one job."""
+def _answer(handler: Handler, payload: Any, collector: steps.Collector) -> bytes:
+    """The pickled (True, result, steps) or (False, exception, steps) of one job."""
     try:
-        return pickle.dumps((True, handler(payload)))
+        return pickle.dumps((True, handler(payload), collector.take()))
     except Exception as error:
-        return pickle.dumps((False, _portable(error)))
+        return pickle.dumps((False, _portable(error), collector.take()))
 
 
 def _portable(error: Exception) -> KernelwrightError:

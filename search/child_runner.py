@@ -16,6 +16,7 @@ from kernelwright.kernels.build import BuildPool, BuildReport
 from kernelwright.kernels.child_process import ChildDied, ChildError, ChildProcess, ChildRaised, ChildTimeout
 from kernelwright.kernels.device import gpu_uuid, present_device
 from kernelwright.kernels.space import Space
+from kernelwright.kernels.steps import step
 from kernelwright.kernels.triton_adapter import current_toolchain
 from kernelwright.search.device_guard import DeviceLock, Probe, read_clocks
 from kernelwright.search.failures import failed, failure_of
@@ -62,8 +63,10 @@ class ChildRunner:
         jobs: Jobs | None = None,
         visible: str = "",
     ) -> None:
-        self.device: DeviceSpec = present_device(device_index)
-        self.toolchain: Toolchain = current_toolchain(TIMER_VERSION)
+        with step("look at the GPU"):
+            self.device: DeviceSpec = present_device(device_index)
+        with step("look at the toolchain"):
+            self.toolchain: Toolchain = current_toolchain(TIMER_VERSION)
         self._jobs = jobs or Jobs()
         self._seed = secrets.randbits(31) if seed is None else seed
         self._pool = BuildPool(compile_workers or max(1, (os.cpu_count() or 2) - 1), planner=self._jobs.plan)
@@ -108,7 +111,8 @@ class ChildRunner:
 
     def finals(self, workload: Workload, schedules: Sequence[Schedule]) -> Finals:
         """The schedules and the vendor call, verified again and timed in turns."""
-        reply = self._call(FinalsJob(workload, tuple(schedules), self._seed), FINALS_TIMEOUT_S)
+        with step(f"final round of {len(schedules)}"):
+            reply = self._call(FinalsJob(workload, tuple(schedules), self._seed), FINALS_TIMEOUT_S)
         measurements = reply.measurements
         if len(measurements) != len(schedules):
             measurements = measurements[:1] * len(schedules)
@@ -142,7 +146,9 @@ class ChildRunner:
     def _one(self, workload: Workload, schedule: Schedule, outcome: BuildReport | Exception) -> Measurement:
         if isinstance(outcome, Exception):
             return failure_of(outcome)
-        measurement = self._call(TrialJob(workload, schedule, self._seed), self._jobs.trial_timeout_s).measurements[0]
+        with step(f"trial of {schedule.template}"):
+            reply = self._call(TrialJob(workload, schedule, self._seed), self._jobs.trial_timeout_s)
+        measurement = reply.measurements[0]
         return dataclasses.replace(measurement, compile_s=round(outcome.seconds, 3))
 
     def _wait_for_load(self) -> None:

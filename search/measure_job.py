@@ -13,6 +13,7 @@ from typing import Any
 
 from kernelwright.kernels import get_operator, triton_adapter
 from kernelwright.kernels.operator import Inputs, Launch, Operator
+from kernelwright.kernels.steps import step
 from kernelwright.search.failures import failed, failure_of, poisons_process
 from kernelwright.search.probe_job import ProbeJob, probe_times
 from kernelwright.search.timing import FINAL, SCREEN, Effort, Timer, median, noise_band
@@ -76,12 +77,14 @@ class _Loaded:
 
 def start(device_index: int, l2_bytes: int) -> Callable[[Any], Reply]:
     """Called once in the child: takes the GPU and returns the function that does the jobs."""
-    import torch
+    with step("import torch"):
+        import torch
 
-    # vendor calls may be compiled by Inductor
-    triton_adapter.settle_compiler()
-    torch.cuda.set_device(device_index)
-    worker = _Worker(Timer(l2_bytes))
+        # vendor calls may be compiled by Inductor
+        triton_adapter.settle_compiler()
+    with step("CUDA context and timer"):
+        torch.cuda.set_device(device_index)
+        worker = _Worker(Timer(l2_bytes))
     return worker.do
 
 
@@ -104,19 +107,23 @@ class _Worker:
         if self._loaded is None or (self._loaded.workload, self._loaded.seed) != (workload, seed):
             self._loaded = None
             operator = get_operator(workload.operator)
-            inputs = operator.make_inputs(workload, seed, "cuda")
-            reference = operator.reference(workload, inputs)
-            out = operator.empty_output(workload, "cuda")
+            with step("operands"):
+                inputs = operator.make_inputs(workload, seed, "cuda")
+                out = operator.empty_output(workload, "cuda")
+            with step("reference"):
+                reference = operator.reference(workload, inputs)
             self._loaded = _Loaded(workload, seed, operator, inputs, reference, out)
         return self._loaded
 
     def _trial(self, loaded: _Loaded, schedule: Schedule) -> Reply:
         """One schedule, checked before it is timed and again after: a result that changes is a race."""
         try:
-            call, verdict, resources = _prepare(loaded, schedule)
+            with step("first run"):
+                call, verdict, resources = _prepare(loaded, schedule)
             if not verdict.right:
                 return Reply((failed(Status.WRONG_RESULT, verdict.reason),))
-            samples = self._timer.samples([call], SCREEN)[0]
+            with step("time one"):
+                samples = self._timer.samples([call], SCREEN)[0]
             again = _check(loaded)
             if not again.right:
                 return Reply((failed(Status.WRONG_RESULT, f"right at first, then not: {again.reason}"),))
@@ -139,9 +146,11 @@ class _Worker:
                 contenders.append((place, call, verdict, resources))
             else:
                 results[place] = failed(Status.WRONG_RESULT, verdict.reason)
-        vendor = self._vendor(loaded)
+        with step("vendor call"):
+            vendor = self._vendor(loaded)
         calls = [call for _, call, _, _ in contenders] + ([vendor[1], vendor[1]] if vendor else [])
-        readings = self._timer.samples(calls, _final_effort(len(calls)))
+        with step("time finalists"):
+            readings = self._timer.samples(calls, _final_effort(len(calls)))
         for (place, _, verdict, resources), samples in zip(contenders, readings, strict=False):
             results[place] = _measured(samples, verdict, resources)
         if vendor is None:

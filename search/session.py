@@ -12,6 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from kernelwright.errors import NoWorkingSchedule, UsageError
 from kernelwright.kernels import get_operator
 from kernelwright.kernels.operator import roofline_us
+from kernelwright.kernels.steps import step
 from kernelwright.search.budget import Budget
 from kernelwright.search.runner import Finals, RecordedCode, Runner
 from kernelwright.search.strategy import Strategy
@@ -125,7 +126,9 @@ class Session:
         room = self._budget.room(len(self._measured), seconds, self._since_gain)
         if self._stopped or room == 0:
             return []
-        return self._strategy.propose(self._batch if room is None else min(room, self._batch))
+        count = self._batch if room is None else min(room, self._batch)
+        with step(f"propose {count}"):
+            return self._strategy.propose(count)
 
     def _note(self, schedule: Schedule, measurement: Measurement) -> None:
         self._strategy.observe(schedule, measurement)

@@ -11,6 +11,7 @@ from typing import Protocol
 from kernelwright.cost_model import own_model
 from kernelwright.cost_model.model import CostModel
 from kernelwright.kernels import get_operator
+from kernelwright.kernels.steps import step
 from kernelwright.search import Budget, Progress, Runner, Session, make_strategy
 from kernelwright.search.runner import RecordedCode, WarmsUp
 from kernelwright.service.answering import fingerprints
@@ -79,17 +80,20 @@ def tune_and_store(store: TrialKeeper, runner: Runner, request: TuneRequest, on_
     workload = request.workload
     get_operator(workload.operator).validate(workload)
     known = known_trials(store, runner, workload)
-    session = _session(runner, request, known)
+    with step("space and strategy"):
+        session = _session(runner, request, known)
     if request.budget.seconds is not None and isinstance(runner, WarmsUp):
         runner.warm_up()
     new, failed = 0, 0
     for trial in session:
-        store.add_trial(trial, job_id=request.job_id)
+        with step("store"):
+            store.add_trial(trial, job_id=request.job_id)
         new += 1
         failed += not trial.measurement.ok
         on_trial(trial, session.progress())
     record = session.record
-    store.put_winner(record)
+    with step("store"):
+        store.put_winner(record)
     return TuneResult(record, new, len(known), failed, time.monotonic() - start)
 
 

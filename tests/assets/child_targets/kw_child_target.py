@@ -6,6 +6,7 @@ import sys
 import time
 
 from kernelwright.errors import OutOfResources
+from kernelwright.kernels import steps
 
 
 def work(job):
@@ -60,6 +61,16 @@ def do_resources(message):
 
 def do_unpicklable():
     return lambda: None
+
+
+def do_step(name, fail):
+    with steps.step(name):
+        if fail:
+            raise ValueError(f"failed after {name}")
+
+
+def do_listening():
+    return steps.listening()
 
 
 class Counter:
