@@ -13,6 +13,7 @@ import os
 import re
 import subprocess
 import tempfile
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -64,14 +65,40 @@ def gpu_target(device: DeviceSpec) -> Any:
 
 @contextlib.contextmanager
 def targeting(device: DeviceSpec) -> Iterator[None]:
-    """Inside, Triton compiles for `device` and nothing can be launched. For child processes: it is global state."""
+    """Inside, Triton compiles for `device`, tensors without data pass for tensors on it, and nothing can be launched.
+    For child processes: it is global state."""
     from triton.runtime import driver
 
     driver.set_active(StubDriver(gpu_target(device)))
     try:
-        yield
+        with _meta_tensors_on(device):
+            yield
     finally:
         driver.set_active(None)
+
+
+@contextlib.contextmanager
+def _meta_tensors_on(device: DeviceSpec) -> Iterator[None]:
+    """Inside, meta tensors are on the device for whoever asks how many multiprocessors it has. What a plan makes of the
+    answer are numbers that Triton specialises kernels for, so that other ones would be compiled than are launched."""
+    import torch
+
+    on_cuda: Any = torch._C.TensorBase.is_cuda
+    cuda: Any = torch.cuda
+    properties_of = cuda.get_device_properties
+    ours = types.SimpleNamespace(name=device.name, multi_processor_count=device.multiprocessors)
+
+    def properties(which: Any = None) -> Any:
+        return ours if isinstance(which, torch.device) and which.type == "meta" else properties_of(which)
+
+    tensors: Any = torch.Tensor
+    tensors.is_cuda = property(lambda tensor: tensor.is_meta or on_cuda.__get__(tensor))
+    cuda.get_device_properties = properties
+    try:
+        yield
+    finally:
+        cuda.get_device_properties = properties_of
+        del tensors.is_cuda
 
 
 def import_compiler() -> None:
@@ -108,12 +135,25 @@ def _set_by_inductor() -> bool:
 
 
 def compile_launch(launch: Launch) -> Any:
-    """Triton's CompiledKernel for one launch, into Triton's disk cache, without running it."""
+    """Triton's CompiledKernel for one launch, into Triton's disk cache with all that launching it needs, without
+    running it."""
     kernel, grid, args, options = launch
     compiled = kernel.warmup(*args, grid=grid, **options)
     # The function itself would keep every version ever compiled.
     kernel.device_caches.clear()
+    _compile_launcher(compiled)
     return compiled
+
+
+def _compile_launcher(compiled: Any) -> None:
+    """Triton 3.6 launches a CUDA kernel through a C function of its signature, which the C compiler makes at the first
+    launch: a third of a second in which the GPU would wait. Newer ones have one function for all."""
+    from triton.backends.nvidia import driver
+
+    if hasattr(driver, "make_launcher") and compiled.metadata.target.backend == "cuda":
+        # without the CUDA driver or a C compiler, nothing is launched on this machine either
+        with contextlib.suppress(AssertionError, ImportError, OSError, RuntimeError, subprocess.SubprocessError):
+            driver.CudaLauncher(compiled.src, compiled.metadata)
 
 
 def shared_bytes(compiled: Any) -> int:

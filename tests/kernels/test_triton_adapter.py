@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
+import random
 import re
 import types
 from pathlib import Path
@@ -14,9 +16,13 @@ import triton
 from triton import knobs
 from triton.runtime import driver
 
-from kernelwright.kernels import triton_adapter
+from kernelwright.kernels import get_operator, triton_adapter
+from kernelwright.kernels.attention.workload import attention_workload
+from kernelwright.kernels.conv2d.workload import conv2d_workload
 from kernelwright.kernels.device import named_device
+from kernelwright.kernels.matmul.workload import matmul_workload
 from kernelwright.kernels.triton_adapter import StubDriver, current_toolchain, gpu_target, targeting
+from kernelwright.types import DeviceSpec, Workload
 
 
 def compiled(**asm: Any) -> Any:
@@ -72,6 +78,66 @@ def test_targeting_stands_in_for_the_driver_and_leaves() -> None:
     with targeting(named_device("a100")):
         assert driver.active.get_current_device() != one
     assert driver._active is None
+
+
+CONVOLUTIONS = ("implicit_gemm_tma", "implicit_gemm_warp_specialized", "resident_weights")
+
+
+def grids(workload: Workload, template: str, device: DeviceSpec) -> set[tuple[int, ...]]:
+    """The grids of a template's schedules, planned on tensors without data."""
+    operator = get_operator(workload.operator)
+    members = operator.templates[template].space(workload, named_device("h100")).sample(random.Random(0), 8)
+    inputs = operator.make_inputs(workload, 0, "meta")
+    with targeting(device):
+        plans = [operator.plan(workload, one, inputs, operator.empty_output(workload, "meta")) for one in members]
+    return {launch[1] for plan in plans for launch in plan}
+
+
+@pytest.mark.parametrize(
+    ("template", "workload"),
+    [
+        *((name, matmul_workload(2048, 4864, 896)) for name in ("persistent_tma", "stream_k", "warp_specialized")),
+        ("stream_k_warp_specialized", matmul_workload(2048, 1280, 8192)),
+        ("grouped", matmul_workload(4096, 1024, 1024, groups=8)),
+        ("forward_warp_specialized", attention_workload(8, 32, 2048, 2048, 128)),
+        *((name, conv2d_workload((32, 64, 56, 56), 64, 3, padding=1)) for name in CONVOLUTIONS),
+        ("pointwise", conv2d_workload((32, 256, 56, 56), 128, 1)),
+        (
+            "weight_gradient_warp_specialized",
+            conv2d_workload((32, 128, 28, 28), 128, 3, padding=1, direction="weight_gradient"),
+        ),
+    ],
+)
+def test_plans_without_data_are_those_of_the_device(template: str, workload: Workload) -> None:
+    """A plan's numbers follow from how many programs the device runs, and kernels are specialised for them."""
+    h100 = named_device("h100")
+    counts = (h100.multiprocessors, h100.multiprocessors // 2)
+    here, half = (grids(workload, template, dataclasses.replace(h100, multiprocessors=count)) for count in counts)
+    assert here and here != half
+
+
+def test_tensors_are_themselves_again_after_a_build() -> None:
+    before = torch.cuda.get_device_properties
+    with pytest.raises(ZeroDivisionError), targeting(named_device("h100")):
+        assert torch.empty(1, device="meta").is_cuda and not torch.empty(1).is_cuda
+        raise ZeroDivisionError
+    assert not torch.empty(1, device="meta").is_cuda
+    assert torch.cuda.get_device_properties is before
+
+
+def test_a_launcher_of_its_own_is_compiled_with_its_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    nvidia = pytest.importorskip("triton.backends.nvidia.driver")
+    monkeypatch.setattr(nvidia, "make_launcher", None, raising=False)
+    monkeypatch.setattr(nvidia, "CudaLauncher", lambda source, metadata: made.append((source, metadata)))
+    for backend in ("cuda", "hip"):
+        kernel = compiled()
+        kernel.src, kernel.metadata.target.backend = object(), backend
+        triton_adapter._compile_launcher(kernel)
+        assert made[-1] == (made[0][0], made[0][1]) and len(made) == 1
+    monkeypatch.delattr(nvidia, "make_launcher")
+    triton_adapter._compile_launcher(compiled())
+    assert len(made) == 1
 
 
 def test_toolchain_names_what_is_installed() -> None:
