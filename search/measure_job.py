@@ -14,13 +14,19 @@ from typing import Any
 from kernelwright.kernels import get_operator, triton_adapter
 from kernelwright.kernels.operator import Inputs, Launch, Operator
 from kernelwright.kernels.steps import step
-from kernelwright.search.failures import failed, failure_of, poisons_process
+from kernelwright.search.failures import classify, failed, failure_of, poisons_process
 from kernelwright.search.probe_job import ProbeJob, probe_times
 from kernelwright.search.timing import FINAL, SCREEN, Effort, Timer, median, noise_band
 from kernelwright.search.verification import Verdict, verify
 from kernelwright.types import Measurement, Schedule, Status, Workload
 
 KEPT_SAMPLES = 25
+
+KEPT_WORKLOADS = 2
+"""Of so many workloads the operands stay loaded, so that searches can take turns on one GPU."""
+
+KEPT_SHARE = 1 / 8
+"""Where they take more than this share of the GPU's memory together, only those used last stay."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,36 +90,78 @@ def start(device_index: int, l2_bytes: int) -> Callable[[Any], Reply]:
         triton_adapter.settle_compiler()
     with step("CUDA context and timer"):
         torch.cuda.set_device(device_index)
-        worker = _Worker(Timer(l2_bytes))
+        limit = int(torch.cuda.get_device_properties(device_index).total_memory * KEPT_SHARE)
+        worker = _Worker(Timer(l2_bytes), Operands(torch.cuda.memory_allocated, limit))
     return worker.do
 
 
+class Operands:
+    """Operands and references of the workloads used last; a workload that is not among them is loaded.
+
+    allocated: tells how many bytes of the GPU's memory are in use. limit_bytes: of what is kept together.
+    """
+
+    def __init__(self, allocated: Callable[[], int], limit_bytes: int) -> None:
+        self._allocated = allocated
+        self._limit = limit_bytes
+        self._kept: dict[tuple[Workload, int], tuple[_Loaded, int]] = {}
+
+    def of(self, workload: Workload, seed: int) -> _Loaded:
+        """The workload's operands drawn from that seed."""
+        key = (workload, seed)
+        found = self._kept.pop(key, None)
+        if found is None:
+            while len(self._kept) >= KEPT_WORKLOADS:
+                self._drop_oldest()
+            found = self._load(workload, seed)
+        while self._kept and found[1] + sum(size for _, size in self._kept.values()) > self._limit:
+            self._drop_oldest()
+        self._kept[key] = found
+        return found[0]
+
+    def _load(self, workload: Workload, seed: int) -> tuple[_Loaded, int]:
+        """A workload for which there is no room beside others has the memory to itself."""
+        before = self._allocated()
+        try:
+            loaded = _load(workload, seed)
+        except Exception as error:
+            if not self._kept or classify(error) != Status.OUT_OF_RESOURCES:
+                raise
+        else:
+            return loaded, self._allocated() - before
+        self._kept.clear()
+        before = self._allocated()
+        loaded = _load(workload, seed)
+        return loaded, self._allocated() - before
+
+    def _drop_oldest(self) -> None:
+        del self._kept[next(iter(self._kept))]
+
+
+def _load(workload: Workload, seed: int) -> _Loaded:
+    operator = get_operator(workload.operator)
+    with step("operands"):
+        inputs = operator.make_inputs(workload, seed, "cuda")
+        out = operator.empty_output(workload, "cuda")
+    with step("reference"):
+        reference = operator.reference(workload, inputs)
+    return _Loaded(workload, seed, operator, inputs, reference, out)
+
+
 class _Worker:
-    def __init__(self, timer: Timer) -> None:
+    def __init__(self, timer: Timer, operands: Operands) -> None:
         self._timer = timer
-        self._loaded: _Loaded | None = None
+        self._operands = operands
 
     def do(self, job: LoadJob | TrialJob | FinalsJob | ProbeJob) -> Reply:
         if isinstance(job, ProbeJob):
             return Reply((), probe_us=probe_times(self._timer))
-        loaded = self._load(job.workload, job.seed)
+        loaded = self._operands.of(job.workload, job.seed)
         if isinstance(job, LoadJob):
             return Reply(())
         if isinstance(job, TrialJob):
             return self._trial(loaded, job.schedule)
         return self._finals(loaded, job.schedules)
-
-    def _load(self, workload: Workload, seed: int) -> _Loaded:
-        if self._loaded is None or (self._loaded.workload, self._loaded.seed) != (workload, seed):
-            self._loaded = None
-            operator = get_operator(workload.operator)
-            with step("operands"):
-                inputs = operator.make_inputs(workload, seed, "cuda")
-                out = operator.empty_output(workload, "cuda")
-            with step("reference"):
-                reference = operator.reference(workload, inputs)
-            self._loaded = _Loaded(workload, seed, operator, inputs, reference, out)
-        return self._loaded
 
     def _trial(self, loaded: _Loaded, schedule: Schedule) -> Reply:
         """One schedule, checked before it is timed and again after: a result that changes is a race."""
