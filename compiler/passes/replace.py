@@ -26,7 +26,7 @@ from kernelwright.compiler.passes.candidate import Candidate, Finder, value_of
 from kernelwright.compiler.passes.constant_mask import simplify_masks
 from kernelwright.compiler.passes.convolution import Convolutions
 from kernelwright.compiler.passes.products import Products
-from kernelwright.compiler.passes.rival import rival_us
+from kernelwright.compiler.passes.rival import rival_us, steps_apart
 from kernelwright.compiler.report import Decision, Report
 from kernelwright.compiler.tuning import Tuning
 from kernelwright.errors import UsageError
@@ -129,7 +129,8 @@ class Replace(CustomGraphPass):
             return
         places = [forms for _, forms, _ in self.workloads(graph) if forms]
         if isinstance(self._answers, Prepared):
-            self._answers.prepare([workload for forms in (*places, *self._open(graph)) for workload in forms])
+            asked = [workload for forms in (*places, *self._open(graph)) for workload in forms]
+            self._answers.prepare(list(dict.fromkeys([*asked, *map(_bare, asked)])))
         if isinstance(self._answers, Tuning):
             self._answers.tune(Counter(forms[0] for forms in places))
 
@@ -158,7 +159,7 @@ class Replace(CustomGraphPass):
         if value_of(node).device.type not in self._devices:
             return Decision(node.name, None, False, f"it runs on {value_of(node).device}")
         answers = [self._answers(workload) for workload in dynamic_rows.workloads(node)]
-        decisions = [self._judge(node.name, answer, rival_us(answer, node)) for answer in answers]
+        decisions = [self._judge(node.name, answer, self._rival_us(answer, node)) for answer in answers]
         wins = [answer for answer, decision in zip(answers, decisions, strict=True) if decision.replaced]
         if not wins:
             return Decision(node.name, None, False, f"{OPEN_SIZES}, and no number of rows is known to be faster")
@@ -175,7 +176,7 @@ class Replace(CustomGraphPass):
         if value.device.type not in self._devices:
             return Decision(name, None, False, f"it runs on {value.device}")
         answers = [self._answers(workload) for workload in place.workloads()]
-        decisions = [self._judge(name, answer, rival_us(answer, place.value)) for answer in answers]
+        decisions = [self._judge(name, answer, self._rival_us(answer, place.value)) for answer in answers]
         wins = [answer for answer, decision in zip(answers, decisions, strict=True) if decision.replaced]
         if not wins:
             return Decision(name, None, False, f"{OPEN_SIZES}, and no size is known to be faster")
@@ -194,7 +195,7 @@ class Replace(CustomGraphPass):
                 decision = Decision(name, None, False, str(error)) if decision.workload is None else decision
                 continue
             answer = self._answers(workload)
-            decision = self._judge(name, answer, rival_us(answer, candidate.end))
+            decision = self._judge(name, answer, self._rival_us(answer, candidate.end))
             obstacle = candidate.obstacle() if decision.replaced else ""
             if obstacle:
                 decision = dataclasses.replace(decision, replaced=False, reason=obstacle)
@@ -203,6 +204,11 @@ class Replace(CustomGraphPass):
                 self._chosen.append(answer)
                 break
         return decision
+
+    def _rival_us(self, answer: Answer, end: Node) -> float | None:
+        """Microseconds of what would run instead of our kernel, which gives the value of `end`."""
+        bare = self._answers(_bare(answer.workload)) if answer.choice == "kernel" and steps_apart(answer) else None
+        return rival_us(answer, end, bare if bare is not None and bare.how in self._how else None)
 
     def _judge(self, name: str, answer: Answer, rival: float | None) -> Decision:
         """rival: microseconds of what would run instead, None where that is not known."""
@@ -221,6 +227,11 @@ class Replace(CustomGraphPass):
 def found_by(finder: Finder, graph: Graph) -> list[Node]:
     """The nodes that a finder knows: one group of its targets after the other, in the graph's order."""
     return [node for group in finder.targets for node in graph.nodes if node.target in group]
+
+
+def _bare(workload: Workload) -> Workload:
+    """The workload without the steps behind it."""
+    return dataclasses.replace(workload, epilogue=())
 
 
 def _differing(workload: Workload, others: Sequence[Workload]) -> str:

@@ -1,7 +1,8 @@
 """What our kernel competes with in a graph, which is not always what it was measured against.
 
 A library call with an epilogue was timed with torch running the steps one after the other. Inductor runs them in one
-pass over the result, or in none of their own where pointwise steps follow anyway.
+pass over the result, or in none of their own where pointwise steps follow anyway. Where the operator was measured
+without its steps, too, that time and such a pass are the other half of the truth.
 """
 
 from __future__ import annotations
@@ -24,15 +25,28 @@ L2_SPEED = 2.0
 """How much faster than memory a pass over a result is that the L2 cache still holds."""
 
 
-def rival_us(answer: Answer, end: Node) -> float | None:
-    """The vendor's time in microseconds, less what Inductor saves of it by fusing the steps up to `end`."""
-    _, *apart = answer.vendor.partition(" (")[0].split("+")
+def rival_us(answer: Answer, end: Node, bare: Answer | None = None) -> float | None:
+    """Microseconds of what would run instead, the steps up to `end` fused; None where nothing is known.
+
+    bare: what is known of the same operator without steps behind it. Of the two ways to work the time out the smaller
+    one counts: the vendor's time less what Inductor saves of it, or its time without the steps and a pass for them.
+    """
+    apart = steps_apart(answer)
     if answer.vendor_us is None or not apart:
         return answer.vendor_us
     tensors = sum(step in TENSOR_STEPS for step in apart)
     needed = tensors + (0 if _goes_on(end) else 2)
-    value = value_of(end)
-    return answer.vendor_us - max(0, passes(apart) - needed) * _pass_us(value.nbytes, answer.device)
+    pass_us = _pass_us(value_of(end).nbytes, answer.device)
+    times = [answer.vendor_us - max(0, passes(apart) - needed) * pass_us]
+    if bare is not None and bare.vendor_us is not None:
+        times.append(bare.vendor_us + needed * pass_us)
+    return min(times)
+
+
+def steps_apart(answer: Answer) -> list[str]:
+    """The steps that torch ran by themselves behind the vendor's call."""
+    _, *apart = answer.vendor.partition(" (")[0].split("+")
+    return apart
 
 
 def passes(steps: list[str]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -152,6 +153,34 @@ def test_rival_has_the_steps_that_inductor_fuses(vendor: str, behind: Callable[.
     size = 4096 * 4096 * 2
     speed = device.bandwidth_gbs * 1e3 * (2 if 2 * size <= device.l2_bytes else 1)
     assert rival_us(answer, graph_of(behind)) == pytest.approx(500.0 - fewer * size / speed)
+
+
+@pytest.mark.parametrize(("bare_us", "behind", "want"), [(300.0, torch.relu, 300.0), (490.0, lambda x: x @ x, None)])
+def test_rival_is_no_slower_than_the_bare_call_and_one_pass(
+    bare_us: float, behind: Callable[..., Any], want: float | None
+) -> None:
+    device = named_device("h100")
+    answer = Answer("measured", matmul_workload(8, 8, 8), device, vendor="torch.mm+gelu+silu", vendor_us=500.0)
+    bare = dataclasses.replace(answer, vendor="torch.mm", vendor_us=bare_us)
+    alone = rival_us(answer, graph_of(behind))
+    assert alone is not None and alone > 400
+    assert rival_us(answer, graph_of(behind), bare) == pytest.approx(want or alone)
+    one_pass = 2 * 4096 * 4096 * 2 / (device.bandwidth_gbs * 1e3)
+    ending = graph_of(lambda x: x @ x)
+    assert rival_us(answer, ending, dataclasses.replace(bare, vendor_us=300.0)) == pytest.approx(300 + one_pass)
+
+
+@pytest.mark.parametrize(("bare_how", "ours"), [("measured", False), ("nearest", True)])
+def test_kernel_that_loses_to_the_bare_call_and_a_pass_stays_out(forced: Any, bare_how: str, ours: bool) -> None:
+    """The record says twice as fast as torch step by step; the bare product takes hardly any time."""
+
+    def answers(workload: Any) -> Answer:
+        found = dataclasses.replace(forced.answers(workload), vendor="+".join(["torch.mm", *workload.epilogue]))
+        return found if workload.epilogue else dataclasses.replace(found, how=bare_how, vendor_us=1.0)
+
+    forced._pass._answers = answers
+    check(forced, lambda a, b: functional.silu(a @ b), tensor(6, 8), tensor(8, 12))
+    assert (("silu",) in forced.epilogues()) == ours
 
 
 def test_passes_over_memory_are_counted() -> None:
