@@ -1,4 +1,4 @@
-"""The store: trials, records, jobs, keys and audit log of one database."""
+"""The store: trials, records, pieces, jobs, keys and audit log of one database."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from kernelwright.db.access_store import AccessStore
 from kernelwright.db.direct import DirectReads
 from kernelwright.db.engine import open_engine
 from kernelwright.db.job_store import JobStore
+from kernelwright.db.piece_store import PieceStore
 from kernelwright.db.record_store import RecordStore
 from kernelwright.db.rows import Reader
 from kernelwright.db.trial_store import TrialStore
 from kernelwright.db.trust_store import TrustStore
 
 
-class Store(TrialStore, RecordStore, TrustStore, JobStore, AccessStore):
+class Store(TrialStore, RecordStore, PieceStore, TrustStore, JobStore, AccessStore):
     """Everything that is kept. Safe to share between threads; every process opens its own.
 
     Each method is one transaction (`add_trials`: one for every page) and raises DatabaseUnavailable when the database

@@ -164,6 +164,22 @@ class RecordRow(Base):
     reason: Mapped[str] = _text("")
 
 
+class PieceRow(Base):
+    """Times of a piece of a graph on one device: what Inductor makes of it, and of it with our kernels.
+
+    key: digest of the piece; body: a `PieceTimes`.
+    """
+
+    __tablename__ = "pieces"
+    __table_args__ = (Index("ix_pieces_device_key", "device_key", "toolchain_key"),)
+
+    key: Mapped[str] = mapped_column(Key, primary_key=True)
+    device_key: Mapped[str] = mapped_column(Key, primary_key=True)
+    toolchain_key: Mapped[str] = mapped_column(Key, primary_key=True)
+    created_at: Mapped[float] = mapped_column(Double)
+    body: Mapped[str] = mapped_column(Text)
+
+
 class UseRow(Base):
     """How often a record was the answer, so that the most used are measured again first."""
 

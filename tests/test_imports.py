@@ -14,11 +14,12 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 
-VOCABULARY = {"types", "errors"}
+VOCABULARY = {"types", "errors", "pieces"}
 
 MAY_IMPORT = {
     "types": set(),
     "errors": set(),
+    "pieces": {"types"},
     "recorded": set(),
     "kernels": VOCABULARY,
     "cost_model": VOCABULARY | {"kernels"},
@@ -100,7 +101,7 @@ def is_gpu_code(path: Path) -> bool:
     return path.stem.endswith("_kernel") or any(map(is_jitted, ast.walk(parsed(path))))
 
 
-@pytest.mark.parametrize("folder", [*FOLDERS, "types", "errors"])
+@pytest.mark.parametrize("folder", [*FOLDERS, "types", "errors", "pieces"])
 def test_directions(folder: str) -> None:
     files = list(source_files(folder)) or [ROOT / "src/kernelwright" / f"{folder}.py"]
     wrong = []
@@ -138,7 +139,7 @@ def test_gpu_code_needs_only_torch_triton_and_other_gpu_code() -> None:
 
 
 def test_everything_but_gpu_code_imports_without_optional_packages() -> None:
-    names = ["kernelwright", *(f"kernelwright.{name}" for name in ("types", "errors"))]
+    names = ["kernelwright", *(f"kernelwright.{name}" for name in ("types", "errors", "pieces"))]
     for folder in ("kernels", "cost_model", "search", "db", "service"):
         for path in source_files(folder):
             gpu_code = is_gpu_code(path)

@@ -41,16 +41,16 @@ def test_revisions_are_numbered_without_gaps() -> None:
 def test_a_newer_database_is_refused_and_left_alone(url: str) -> None:
     set_revision(url, "9999")
     for call in (open_engine, upgrade):
-        with pytest.raises(DatabaseTooNew, match=r"schema 9999, this release knows up to 0002.*upgrade kernelwright"):
+        with pytest.raises(DatabaseTooNew, match=r"schema 9999, this release knows up to 0003.*upgrade kernelwright"):
             call(url)
 
 
 def test_an_older_database_is_refused_until_it_is_upgraded(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     Store.open(url).close()
     known = schema.revisions()
-    monkeypatch.setattr(schema, "revisions", lambda: [*known, "0003"])
+    monkeypatch.setattr(schema, "revisions", lambda: [*known, "0004"])
     with pytest.raises(
-        DatabaseTooOld, match=r"has schema 0002, this release needs 0003; run `kernelwright db upgrade`"
+        DatabaseTooOld, match=r"has schema 0003, this release needs 0004; run `kernelwright db upgrade`"
     ):
         open_engine(url)
 
