@@ -1,11 +1,16 @@
 """A model of benchmarks/models compiled by the backend and by Inductor's modes, timed in turns inside CUDA graphs; its
-inference, or a step of training (NAME:training)."""
+inference, or a step of training (NAME:training).
+
+Default and ours come first: they are compiled and timed, and their row is handed on, before max-autotune begins, which
+may take long and be cut off.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
 import os
+import shutil
 import signal
 import tempfile
 import time
@@ -16,9 +21,11 @@ from typing import Any
 import torch
 from model_step import Step, errors
 from torch._inductor import utils as inductor_utils
+from torch._inductor.async_compile import AsyncCompile
 
 from kernelwright.compiler.collect import load_model
 from kernelwright.compiler.report import Report
+from kernelwright.kernels.device import present_device
 from kernelwright.search.timing import Effort, Timer, median, paired_ratio
 
 DEVICE_TYPE = "cuda" if torch.cuda.is_available() else "meta"
@@ -28,6 +35,15 @@ FOLDER = Path(__file__).resolve().parent / "models"
 
 MAX_AUTOTUNE = "max-autotune-no-cudagraphs"
 """Without graphs of its own: the timer puts every contender into one."""
+
+PLAIN = ("default", "ours")
+"""Contenders that compile in seconds, from empty caches."""
+
+TUNED = ("max_autotune", "ours_max")
+"""Contenders for which Inductor measures templates; they may share what it has measured before (`Plan.cache`)."""
+
+RECOMPILES = 64
+"""Each contender is a version of the same code for dynamo, which stops at eight."""
 
 EFFORT = Effort(graph_ms=12.0, rounds=15, most_calls=4)
 
@@ -49,6 +65,19 @@ class Contender:
     failure: str = ""
 
 
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """How a model is run. modes: see `contenders`. extra: settings of Inductor's for all. cache: a folder that keeps
+    what max-autotune measured and compiled, for its next run. compiles: how often PLAIN are compiled, of which the
+    fastest counts."""
+
+    db: str
+    modes: tuple[str, ...]
+    extra: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    cache: str | None = None
+    compiles: int = 1
+
+
 def target_of(name: str) -> str:
     """The file of a model, "llama_block" or "llama_block:decode", as `load_model` takes it."""
     file, _, function = name.partition(":")
@@ -59,11 +88,13 @@ def contenders(db: str, told: Report, modes: Sequence[str], extra: Mapping[str, 
     """Those that were asked for, of "default", "ours", "max_autotune" and "ours_max", in this order. extra: settings of
     Inductor's that all of them get."""
     tuned = {**torch._inductor.list_mode_options(MAX_AUTOTUNE), **extra}
+    # caches are empty, so that every graph is decided; default looks its graphs up and keeps them, too
+    kept = {"fx_graph_cache": True}
     known: dict[str, dict[str, Any]] = {
         "default": {"options": dict(extra)},
-        "ours": {"backend": "kernelwright", "options": {"db": db, "report": told, **extra}},
+        "ours": {"backend": "kernelwright", "options": {"db": db, "report": told, **kept, **extra}},
         "max_autotune": {"options": tuned},
-        "ours_max": {"backend": "kernelwright", "options": {"db": db, "report": Report(), **tuned}},
+        "ours_max": {"backend": "kernelwright", "options": {"db": db, **tuned}},
     }
     return [Contender(name, known[name]) for name in known if name in modes]
 
@@ -85,12 +116,19 @@ def within(seconds: float) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def nothing_kept() -> Iterator[None]:
-    """Inductor begins with empty caches. Triton's stay: kernels that were tuned on this machine are compiled there."""
+def caches_in(folder: Path) -> Iterator[None]:
+    """Inductor and Triton keep what they compile in this folder. Where Triton had nothing there, it begins with what
+    tuning has compiled on this machine, and with nothing of another contender's."""
     inductor_utils.clear_caches()
-    triton = {"TRITON_CACHE_DIR": os.environ.get("TRITON_CACHE_DIR", str(Path.home() / ".triton" / "cache"))}
+    triton = folder / "triton"
+    if not triton.exists():
+        shared = Path(os.environ.get("TRITON_CACHE_DIR", Path.home() / ".triton" / "cache"))
+        if shared.is_dir():
+            # what is copied is not written again, so that links will do; another process may clean up meanwhile
+            with contextlib.suppress(shutil.Error):
+                shutil.copytree(shared, triton, copy_function=linked)
     before = {name: os.environ.get(name) for name in ("TORCHINDUCTOR_CACHE_DIR", "TRITON_CACHE_DIR")}
-    os.environ |= {"TORCHINDUCTOR_CACHE_DIR": tempfile.mkdtemp(prefix="inductor-"), **triton}
+    os.environ |= {"TORCHINDUCTOR_CACHE_DIR": str(folder), "TRITON_CACHE_DIR": str(triton)}
     try:
         yield
     finally:
@@ -98,12 +136,22 @@ def nothing_kept() -> Iterator[None]:
             os.environ.pop(name) if value is None else os.environ.update({name: value})
 
 
-def compile_one(one: Contender, step: Step, want: Sequence[torch.Tensor]) -> None:
-    """Compile with empty caches, then look at errors and memory. What goes wrong becomes `failure`."""
+def linked(source: str, target: str) -> None:
+    """A second name of a file, or a copy where file systems differ."""
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copy2(source, target)
+
+
+def compile_one(one: Contender, step: Step, want: Sequence[torch.Tensor], folder: Path, base_bytes: int) -> None:
+    """Compile, then look at errors and memory. What goes wrong becomes `failure`. base_bytes: what model and inputs
+    take, to which a step's memory is added."""
     compiled = torch.compile(step.model, dynamic=False, **one.options)
     began = time.monotonic()
     try:
-        with nothing_kept():
+        with caches_in(folder):
+            began = time.monotonic()
             found = step.run(compiled)
             torch.cuda.synchronize()
         one.compile_s = round(time.monotonic() - began, 2)
@@ -111,8 +159,9 @@ def compile_one(one: Contender, step: Step, want: Sequence[torch.Tensor]) -> Non
         del found
         torch.cuda.empty_cache()
         torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
         step.run(compiled)
-        one.peak_gb = round(torch.cuda.max_memory_allocated() / 2**30, 3)
+        one.peak_gb = round((torch.cuda.max_memory_allocated() - before + base_bytes) / 2**30, 3)
         one.run = lambda: step.run(compiled)
     except OutOfTime:
         one.failure = f"stopped after {time.monotonic() - began:.0f} s of compiling"
@@ -120,50 +169,132 @@ def compile_one(one: Contender, step: Step, want: Sequence[torch.Tensor]) -> Non
         one.failure = f"{type(error).__name__}: {error}".splitlines()[0][:300]
 
 
-@dataclasses.dataclass(frozen=True)
-class Plan:
-    """How a model is run. modes: see `contenders`. extra: settings of Inductor's for all. l2_bytes: of the GPU."""
+def compile_again(one: Contender, step: Step) -> None:
+    """Compile once more with empty caches; the faster time counts."""
+    compiled = torch.compile(step.model, dynamic=False, **one.options)
+    with fresh_folder() as folder, caches_in(folder):
+        began = time.monotonic()
+        step.run(compiled)
+        torch.cuda.synchronize()
+        seconds = round(time.monotonic() - began, 2)
+    one.compile_s = min(seconds, one.compile_s or seconds)
 
-    db: str
-    modes: tuple[str, ...]
-    extra: Mapping[str, Any]
-    l2_bytes: int
+
+@contextlib.contextmanager
+def fresh_folder() -> Iterator[Path]:
+    """An empty folder that is removed behind the block."""
+    with tempfile.TemporaryDirectory(prefix="inductor-", ignore_cleanup_errors=True) as name:
+        yield Path(name)
 
 
-def run_model(name: str, plan: Plan, until: float) -> dict[str, Any]:
-    """A row of the result of a model's step, which is one of training where its weights take gradients.
+class Run:
+    """A model's contenders and what was found out about them so far.
 
     Times in milliseconds, ratios over ours, errors, compile seconds, memory, and the saving that the records predict
-    beside the measured one. until: reading of time.monotonic at which compiling ends."""
+    beside the measured one.
+    """
+
+    def __init__(self, name: str, plan: Plan, until: float) -> None:
+        """until: reading of time.monotonic at which compiling ends."""
+        torch._dynamo.reset()
+        torch._dynamo.config.recompile_limit = max(torch._dynamo.config.recompile_limit, RECOMPILES)
+        self.name, self.plan, self.until = name, plan, until
+        model, inputs = load_model(target_of(name))
+        assert isinstance(model, torch.nn.Module)
+        self.step, self.told = Step(model, inputs), Report()
+        self.base_bytes = torch.cuda.memory_allocated()
+        self.contenders = contenders(plan.db, self.told, plan.modes, plan.extra)
+        self.times: dict[str, list[float]] = {}
+        self.facts: dict[str, Any] = {"start_s": started(next(model.parameters()).device, plan)}
+        self.want = self.step.precise()
+        eager = errors(self.step.run(model), self.want)
+        self.facts |= {f"eager_{what}": value for what, value in eager.items()}
+
+    def compile(self, names: Sequence[str]) -> bool:
+        """Compile those of `names` that were asked for; whether one can be timed."""
+        group = [one for one in self.contenders if one.name in names]
+        for place, one in enumerate(group):
+            left = self.until - time.monotonic()
+            # what ours_max measures besides, max-autotune has measured before it
+            share = 0.75 * left if one.name in TUNED and place + 1 < len(group) else left
+            try:
+                with within(share), self._folder(one) as folder:
+                    compile_one(one, self.step, self.want, folder, self.base_bytes)
+            except OutOfTime:
+                one.failure = "no time left"
+        return any(one.run is not None for one in group)
+
+    def compile_again(self) -> None:
+        """Compile PLAIN in the other order, as often as the plan says and there is time."""
+        for _ in range(1, self.plan.compiles):
+            for one in [one for one in reversed(self.contenders) if one.name in PLAIN and one.run]:
+                decided = len(self.told.decisions)
+                with contextlib.suppress(OutOfTime), within(self.until - time.monotonic()):
+                    compile_again(one, self.step)
+                del self.told.decisions[decided:]
+
+    def time(self) -> None:
+        """Time all that run, in turns."""
+        self.times, control = timed(self.contenders, self.step, Timer(present_device(0).l2_bytes))
+        self.facts |= control
+
+    def row(self) -> dict[str, Any]:
+        """What is known so far."""
+        mode = "training" if self.step.trains else "inference"
+        row: dict[str, Any] = {"model": self.name, "mode": mode, "group": mode, **self.facts}
+        row["contenders"] = {one.name: seen(one, self.times.get(one.name)) for one in self.contenders}
+        row |= compared(self.times) | saving(self.told, self.times)
+        return {**row, "inductor": dict(self.plan.extra)}
+
+    @contextlib.contextmanager
+    def _folder(self, one: Contender) -> Iterator[Path]:
+        if self.plan.cache is None or one.name not in TUNED:
+            with fresh_folder() as folder:
+                yield folder
+            return
+        folder = Path(self.plan.cache).resolve() / self.name.replace(":", "-")
+        if folder.exists():
+            self.facts["from_cache"] = sorted({*self.facts.get("from_cache", ()), one.name})
+        yield folder
+
+
+def run_model(name: str, plan: Plan, until: float, keep: Callable[[dict[str, Any]], None]) -> None:
+    """Run a model and hand on its row whenever more is known. until: reading of time.monotonic at which compiling
+    ends."""
+    run = Run(name, plan, until)
+    for names in (PLAIN, TUNED):
+        if run.compile(names):
+            keep(run.row())
+            run.time()
+        keep(run.row())
+    run.compile_again()
+    keep(run.row())
+
+
+def started(device: torch.device, plan: Plan) -> dict[str, float]:
+    """Seconds of a first, small compile by Inductor and by our backend behind it: what each imports and starts once in
+    a process, so that it counts for no model."""
+    x = torch.ones(64, 64, device=device)
+    told = {}
+    for name, options in {"default": {}, "ours": {"backend": "kernelwright", "options": {"db": plan.db}}}.items():
+        began = time.monotonic()
+        with fresh_folder() as folder, caches_in(folder):
+            torch.compile(lambda x: (x @ x).relu() + 1, dynamic=False, **options)(x)  # type: ignore[call-overload]
+            # else the first model would be compiled without its helpers
+            AsyncCompile.wait_pool_ready()
+        told[name] = round(time.monotonic() - began, 2)
     torch._dynamo.reset()
-    model, inputs = load_model(target_of(name))
-    assert isinstance(model, torch.nn.Module)
-    step, told = Step(model, inputs), Report()
-    found = contenders(plan.db, told, plan.modes, plan.extra)
-    want = step.precise()
-    eager = errors(step.run(model), want)
-    for one in found:
-        try:
-            with within(until - time.monotonic()):
-                compile_one(one, step, want)
-        except OutOfTime:
-            one.failure = "no time left"
-    del want
-    times, control = timed(found, step, plan)
-    mode = "training" if step.trains else "inference"
-    row: dict[str, Any] = {"model": name, "mode": mode, "group": mode}
-    row |= {f"eager_{what}": value for what, value in eager.items()} | control
-    row["contenders"] = {one.name: seen(one, times.get(one.name)) for one in found}
-    return row | compared(times) | saving(told, times)
+    return told
 
 
-def timed(found: Sequence[Contender], step: Step, plan: Plan) -> tuple[dict[str, list[float]], dict[str, float | None]]:
+def timed(
+    found: Sequence[Contender], step: Step, timer: Timer
+) -> tuple[dict[str, list[float]], dict[str, float | None]]:
     """Readings in microseconds by contender; what eager took, and how far two readings of one contender are apart."""
     ready = [one for one in found if one.run is not None]
     calls = [one.run for one in ready if one.run is not None]
     if not calls:
         return {}, {}
-    timer = Timer(plan.l2_bytes)
     # the first contender runs twice: what these differ by is noise
     calls.append(calls[0])
     try:
@@ -189,15 +320,17 @@ def seen(one: Contender, readings: Sequence[float] | None) -> dict[str, Any]:
 
 
 def compared(times: dict[str, list[float]]) -> dict[str, Any]:
-    """Each contender's time over ours ("ratio": the least of them, None where ours or all others are missing)."""
-    if "ours" not in times:
-        return {"ratio": None, "over": {}}
+    """Each rival's time over ours ("over"), and over ours with max-autotune for the rest ("over_max"); "ratio" is the
+    least of the first, None where ours or all others are missing."""
     over = {
-        name: round(paired_ratio(readings, times["ours"]), 4)
-        for name, readings in times.items()
-        if not name.startswith("ours")
+        field: {
+            name: round(paired_ratio(readings, times[mine]), 4)
+            for name, readings in times.items()
+            if mine in times and not name.startswith("ours")
+        }
+        for field, mine in (("over", "ours"), ("over_max", "ours_max"))
     }
-    return {"ratio": min(over.values(), default=None), "over": over}
+    return {"ratio": min(over["over"].values(), default=None), **over}
 
 
 def saving(told: Report, times: dict[str, list[float]]) -> dict[str, Any]:

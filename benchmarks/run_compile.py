@@ -3,24 +3,25 @@
     scripts/gpu-bench compile --db sqlite:///compile.db --out layers.json
     kernelwright tune benchmarks/models/llama_block.py --db sqlite:///models.db --seconds 600
     scripts/gpu-bench compile --models llama_block,resnet50:training --db sqlite:///models.db --out models.json
+    python benchmarks/run_compile.py --table models.json                     the file as a table, anywhere
 
 Without --models, tunes the two products of Linear, GELU, Linear first (32 trials each), then compiles the model with
 that database. With it, compiles models of benchmarks/models (NAME or NAME:FUNCTION) with what the database holds; where
-their weights take gradients, as in NAME:training, forward and backward of a step.
+their weights take gradients, as in NAME:training, forward and backward of a step. Each model has a process of its own,
+which ends in time. A run that is cut off goes on with --resume, and with --cache max-autotune goes on, too.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
-import traceback
 from pathlib import Path
 from typing import Any
 
+import model_table
 import report
 import torch
-from model_run import Plan, run_model
+from model_runner import Batch, how_complete, is_complete, run_batch
 
 from kernelwright.compiler.report import Report
 from kernelwright.db import Store
@@ -122,24 +123,23 @@ def run_layers(db: str, out: Path) -> None:
 
 def run_models(args: argparse.Namespace) -> None:
     """Whole models; the file is written after each of them."""
-    before, end, names = report.clocks(), time.monotonic() + args.total_seconds, args.models.split(",")
-    plan = Plan(args.db, tuple(args.modes.split(",")), json.loads(args.inductor), present_device(0).l2_bytes)
-    rows: list[dict[str, Any]] = []
-    for place, name in enumerate(names):
-        # what is left is shared by the models that are left; a quarter of it is for timing
-        until = time.monotonic() + 0.75 * (end - time.monotonic()) / (len(names) - place)
-        try:
-            row = run_model(name, plan, until)
-        except Exception as error:
-            # the models behind it still have their turn
-            traceback.print_exc()
-            rows.append({"model": name, "ratio": None, "failure": f"{type(error).__name__}: {error}"[:300]})
-            write(args.out, rows, before)
-            continue
-        rows.append({**row, "inductor": dict(plan.extra)})
-        write(args.out, rows, before)
-        print(*row["decisions"], sep="\n", flush=True)
-        print(*told(row), sep="\n", flush=True)
+    before, modes = report.clocks(), args.modes.split(",")
+    rows = {row["model"]: row for row in model_table.read([args.out])} if args.resume and args.out.exists() else {}
+    names = [name for name in args.models.split(",") if not is_complete(rows.get(name, {}), modes)]
+    plan = {"db": args.db, "modes": modes, "extra": json.loads(args.inductor)}
+    plan |= {"cache": args.cache and str(args.cache.resolve()), "compiles": args.compiles}
+    logs = args.out.parent / f"{args.out.stem}_logs"
+    batch = Batch(names, plan, args.gpus.split(","), args.total_seconds, logs, args.tune)
+
+    def keep(row: dict[str, Any]) -> None:
+        name = row["model"]
+        print(*(told(row) if "contenders" in row else [f"{name}: {row['failure']}"]), sep="\n", flush=True)
+        # an older row that came further is worth more
+        if name not in rows or how_complete(row, modes) >= how_complete(rows[name], modes):
+            rows[name] = row
+        write(args.out, list(rows.values()), before)
+
+    run_batch(batch, keep)
 
 
 def told(row: dict[str, Any]) -> list[str]:
@@ -148,7 +148,9 @@ def told(row: dict[str, Any]) -> list[str]:
     lines = [f"{row['model']} ({row['mode']}): {row['replaced']} of {row['places']} replaced, {eager}"]
     lines += [f"  {name}: {values}" for name, values in row["contenders"].items()]
     savings = f"{row['predicted_saving_us']} us predicted, {row.get('measured_saving_us')} us measured"
-    return [*lines, f"  time over ours: {row['over']}; saved of default: {savings}; A/A {row.get('aa_ratio')}"]
+    lines.append(f"  time over ours: {row['over']}, over ours_max: {row['over_max']}; A/A {row.get('aa_ratio')}")
+    lines.append(f"  saved of default: {savings}; first compile of a process: {row['start_s']}")
+    return lines + ([f"  {row['failure']}"] if "failure" in row else [])
 
 
 def write(out: Path, rows: list[dict[str, Any]], before: str) -> None:
@@ -159,17 +161,34 @@ def write(out: Path, rows: list[dict[str, Any]], before: str) -> None:
     report.write(out, rows, gpu=device.name, clocks=clocks, **versions)
 
 
-def main() -> None:
+def arguments() -> argparse.Namespace:
+    """The command line's."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, help="the result file; needed but for --table")
+    parser.add_argument("--table", type=Path, nargs="+", help="print these result files of models as a table")
     parser.add_argument("--db", default="sqlite:///compile.db", help="URL of a database, or a SQLite file")
     parser.add_argument("--models", default="", help="in benchmarks/models, by commas; NAME:FUNCTION for a variant")
-    parser.add_argument("--modes", default="default,ours,max_autotune", help="of these and ours_max, by commas")
+    parser.add_argument("--modes", default="default,ours,max_autotune,ours_max", help="which of these, by commas")
     parser.add_argument("--inductor", default="{}", help='settings of Inductor for all, such as {"freezing": true}')
-    parser.add_argument("--total-seconds", type=float, default=1500, help="compiling stops in time for this")
+    parser.add_argument("--total-seconds", type=float, default=1500, help="everything ends in time for this")
+    parser.add_argument("--gpus", default="0", help="indices by commas; each runs one model at a time")
+    parser.add_argument("--tune", type=float, default=0, help="seconds for which each model is tuned first")
+    parser.add_argument("--cache", type=Path, help="a folder that keeps what max-autotune measured for its next run")
+    parser.add_argument("--compiles", type=int, default=2, help="default and ours compile so often; the fastest counts")
+    parser.add_argument("--resume", action="store_true", help="go on with --out: only what it lacks is run")
     args = parser.parse_args()
+    if not (args.out or args.table):
+        parser.error("--out FILE is needed")
     args.db = args.db if "://" in args.db else f"sqlite:///{Path(args.db).resolve()}"
-    if args.models:
+    return args
+
+
+def main() -> None:
+    """The command line."""
+    args = arguments()
+    if args.table:
+        print(model_table.table(model_table.read(args.table)))
+    elif args.models:
         run_models(args)
     else:
         run_layers(args.db, args.out)

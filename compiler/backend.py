@@ -160,7 +160,8 @@ def kernel_settings(
         report.warnings.append(str(error))
         warning_once(_log, "every product is left to Inductor: %s", error)
         return {}
-    keep_out_of_cache = ours.report is not None or state is None
+    # a graph from the cache is not decided again, so that a report would miss it unless somebody knows better
+    keep_out_of_cache = state is None or (ours.report is not None and not patches.get("fx_graph_cache"))
     ours_pass = Replace(
         answers,
         how=ours.how,

@@ -32,7 +32,8 @@ class Report:
 
     inductor_options: the Inductor settings that `mode` and `options` changed, by name.
     warnings: what went wrong on our side and was left to Inductor.
-    A graph taken from a cache is not decided again, so a compile with a report does not use Inductor's graph cache.
+    A graph taken from a cache is not decided again, so a compile with a report does not use Inductor's graph cache
+    unless the options say fx_graph_cache=True; then it tells nothing of graphs that come from there.
     """
 
     decisions: list[Decision] = dataclasses.field(default_factory=list)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import argparse
+import os
 import time
 import warnings
 from pathlib import Path
@@ -39,8 +39,13 @@ def test_saving_counts_what_was_replaced() -> None:
 
 def test_ratio_is_that_of_the_strongest_rival() -> None:
     times = {"ours": [10.0], "ours_max": [9.0], "default": [12.0], "max_autotune": [11.0]}
-    assert model_run.compared(times) == {"ratio": 1.1, "over": {"default": 1.2, "max_autotune": 1.1}}
-    assert model_run.compared({"default": [1.0]}) == {"ratio": None, "over": {}}
+    over_max = {"default": 1.3333, "max_autotune": 1.2222}
+    assert model_run.compared(times) == {
+        "ratio": 1.1,
+        "over": {"default": 1.2, "max_autotune": 1.1},
+        "over_max": over_max,
+    }
+    assert model_run.compared({"default": [1.0]}) == {"ratio": None, "over": {}, "over_max": {}}
 
 
 def test_a_compile_that_takes_too_long_is_told() -> None:
@@ -100,8 +105,10 @@ class FakeTimer:
         return [[float(place + 1)] * 3 for place, _ in enumerate(calls)]
 
 
-def run(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float = 300) -> dict[str, Any]:
-    """The row of a model with this source, compiled on the CPU."""
+def run(
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float = 300, **plan: Any
+) -> list[dict[str, Any]]:
+    """The rows of a model with this source, compiled on the CPU, as they came."""
     file = tmp_path / "small.py"
     file.write_text(source)
     monkeypatch.setattr(model_run, "target_of", lambda name: str(file))
@@ -109,10 +116,14 @@ def run(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: f
     for name in ("synchronize", "empty_cache", "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda: None)
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 2**30)
-    plan = model_run.Plan(f"sqlite:///{tmp_path / 'none.db'}", ("default", "ours"), {}, 50_000_000)
-    row: dict[str, Any] = model_run.run_model("small", plan, time.monotonic() + seconds)
-    assert list(row["contenders"]) == ["default", "ours"]
-    return row
+    monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 2**29)
+    monkeypatch.setattr(model_run, "present_device", lambda index: named_device("h100"))
+    plan = {"modes": ("default", "ours"), **plan}
+    rows: list[dict[str, Any]] = []
+    until = time.monotonic() + seconds
+    model_run.run_model("small", model_run.Plan(f"sqlite:///{tmp_path / 'none.db'}", **plan), until, rows.append)
+    assert list(rows[-1]["contenders"]) == list(plan["modes"])
+    return rows
 
 
 INFERENCE = """
@@ -135,42 +146,77 @@ inputs = torch.ones(4, 8, dtype=torch.bfloat16), torch.tensor([0, 3, 2, 1])
 
 
 def test_a_model_is_run_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = run(INFERENCE, tmp_path, monkeypatch)
+    row = run(INFERENCE, tmp_path, monkeypatch)[-1]
     assert row["mode"] == "inference"
     for one in row["contenders"].values():
         assert "failure" not in one and one["peak_gb"] == 1.0 and one["compile_s"] > 0 and one["error"] < 1e-2
         assert "gradient_error" not in one
     assert row["ratio"] == 0.5 and row["replaced"] == 0 and row["aa_ratio"] == 3.0
-    late = run(INFERENCE, tmp_path, monkeypatch, seconds=0)
+    late = run(INFERENCE, tmp_path, monkeypatch, seconds=0)[-1]
     assert late["ratio"] is None and all(one["failure"] for one in late["contenders"].values())
 
 
+def test_default_and_ours_are_told_before_max_autotune_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun: list[str] = []
+    compile_one = model_run.compile_one
+
+    def compiled(one: Any, *rest: Any) -> None:
+        begun.append(one.name)
+        if one.name == "max_autotune":
+            one.failure = "it ran out of memory"
+            return
+        compile_one(one, *rest)
+
+    monkeypatch.setattr(model_run, "compile_one", compiled)
+    cache = tmp_path / "cache"
+    plan = {"modes": ("default", "ours", "max_autotune"), "compiles": 2, "cache": str(cache)}
+    rows = run(INFERENCE, tmp_path, monkeypatch, **plan)
+    assert begun == ["default", "ours", "max_autotune"]
+    assert [sum(one["ms"] is not None for one in row["contenders"].values()) for row in rows] == [0, 2, 2, 2]
+    assert rows[1]["contenders"]["max_autotune"]["ms"] is None and rows[1]["ratio"] == 0.5
+    assert rows[-1]["contenders"]["max_autotune"]["failure"] == "it ran out of memory"
+    assert rows[-1]["places"] == rows[1]["places"] == 0 and set(rows[-1]["start_s"]) == {"default", "ours"}
+
+
+def test_only_max_autotune_finds_what_was_kept_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folders: dict[str, list[Path]] = {}
+
+    def compiled(one: Any, step: Any, want: Any, folder: Path, base: int) -> None:
+        folders.setdefault(one.name, []).append(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+
+    monkeypatch.setattr(model_run, "compile_one", compiled)
+    modes = ("default", "ours", "max_autotune", "ours_max")
+    first, again = (run(INFERENCE, tmp_path, monkeypatch, modes=modes, cache=str(tmp_path / "c"))[-1] for _ in "ab")
+    assert first["from_cache"] == ["ours_max"] and again["from_cache"] == ["max_autotune", "ours_max"]
+    assert {*folders["max_autotune"], *folders["ours_max"]} == {tmp_path / "c" / "small"}
+    assert len({*folders["default"], *folders["ours"]}) == 4
+
+
+def test_a_contender_finds_what_tuning_compiled_and_nothing_of_anothers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared = tmp_path / "shared"
+    (shared / "kernel").mkdir(parents=True)
+    (shared / "kernel" / "code").write_text("tuned")
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(shared))
+    monkeypatch.delenv("TORCHINDUCTOR_CACHE_DIR", raising=False)
+    for name in "ab":
+        with model_run.caches_in(tmp_path / name):
+            here = Path(os.environ["TRITON_CACHE_DIR"])
+            assert os.environ["TORCHINDUCTOR_CACHE_DIR"] == str(tmp_path / name)
+            assert [path.name for path in here.iterdir()] == ["kernel"]
+            (here / "other").mkdir()
+    assert os.environ["TRITON_CACHE_DIR"] == str(shared) and "TORCHINDUCTOR_CACHE_DIR" not in os.environ
+    assert [path.name for path in shared.iterdir()] == ["kernel"]
+
+
 def test_a_training_step_is_run_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = run(TRAINING, tmp_path, monkeypatch)
+    row = run(TRAINING, tmp_path, monkeypatch)[-1]
     assert row["mode"] == "training" and 0 < row["eager_gradient_error"] < 2e-2
     for one in row["contenders"].values():
         assert "failure" not in one and one["error"] < 2e-2 and 0 < one["gradient_error"] < 2e-2
         assert one["gradient_error"] <= one["worst_gradient"] < 5e-2
-
-
-def test_a_model_that_fails_leaves_the_others_their_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written: list[Any] = []
-
-    def run_one(name: str, plan: Any, until: float) -> dict[str, Any]:
-        if name == "bad":
-            raise RuntimeError("out of memory")
-        return {"model": name, "ratio": 1.5, "group": "training", "decisions": []}
-
-    monkeypatch.setattr(run_compile, "run_model", run_one)
-    monkeypatch.setattr(run_compile, "told", lambda row: [])
-    monkeypatch.setattr(run_compile, "write", lambda out, rows, before: written.append([dict(row) for row in rows]))
-    monkeypatch.setattr(run_compile.report, "clocks", lambda: "")
-    monkeypatch.setattr(run_compile, "present_device", lambda index: named_device("h100"))
-    args = argparse.Namespace(models="bad,good", total_seconds=10, db="", modes="ours", inductor="{}", out=tmp_path)
-    run_compile.run_models(args)
-    assert [row.get("failure") for row in written[-1]] == ["RuntimeError: out of memory", None]
-    summary = run_compile.report.summary(written[-1])
-    assert {name: one["geomean"] for name, one in summary.items()} == {"all": 1.5, "training": 1.5}
 
 
 def test_a_model_that_no_graph_can_record_in_eager_mode_is_timed_without(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -183,7 +229,7 @@ def test_a_model_that_no_graph_can_record_in_eager_mode_is_timed_without(monkeyp
     monkeypatch.setattr(model_run, "Timer", Refusing)
     one = model_run.Contender("ours", {}, run=lambda: None)
     step = model_step.Step(torch.nn.Identity(), [torch.ones(1)])
-    times, control = model_run.timed([one], step, model_run.Plan("", (), {}, 1))
+    times, control = model_run.timed([one], step, Refusing(1))
     assert times == {"ours": [1.0] * 3} and control == {"eager_ms": None, "aa_ratio": 2.0}
 
 
@@ -192,11 +238,13 @@ def test_row_is_told_in_words() -> None:
     row: dict[str, Any] = {"model": "m", "mode": "training", "replaced": 1, "places": 2, "eager_error": 0.1}
     row["contenders"] = contenders
     row |= {"predicted_saving_us": 5.0, "measured_saving_us": 4.0, "over": {"default": 1.2}, "aa_ratio": 1.0}
+    row |= {"over_max": {}, "start_s": {}, "failure": "exit code 1"}
     text = "\n".join(run_compile.told(row))
     assert (
         "m (training): 1 of 2 replaced" in text
         and "'eager_error': 0.1" in text
         and "5.0 us predicted, 4.0 us measured" in text
+        and "exit code 1" in text
     )
 
 

@@ -13,7 +13,7 @@ from torch._inductor.custom_graph_pass import CustomGraphPass
 import kernelwright
 from kernelwright.compiler import backend as kernelwright_backend
 from kernelwright.compiler import ops
-from kernelwright.compiler.backend import Options, split_options
+from kernelwright.compiler.backend import SLOT, Options, kernel_settings, split_options
 from kernelwright.compiler.backend import kernelwright as backend
 from kernelwright.compiler.passes.sequence import PassSequence, joined
 from kernelwright.compiler.report import Report
@@ -179,6 +179,18 @@ def test_passes_of_the_user_run_before_ours() -> None:
 def test_a_pass_without_identity_keeps_graphs_out_of_the_cache() -> None:
     assert PassSequence([Named("ours"), Named(None)]).uuid() is None
     assert PassSequence([Named("ours"), lambda graph: None]).uuid() is None
+
+
+def test_a_report_keeps_graphs_out_of_the_cache_unless_it_is_asked_for(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'records.db'}"
+    Store.open(url).close()
+    kept = {}
+    asked: dict[str, dict[str, bool]] = {"yes": {"fx_graph_cache": True}, "no": {"fx_graph_cache": False}, "plain": {}}
+    for name, cached in asked.items():
+        ours, patches = split_options(None, {"db": url, "device": "h100", "report": Report(), **cached})
+        settings = {**patches, **kernel_settings(ours, patches)}
+        kept[name] = (settings["fx_graph_cache"], settings[SLOT].uuid() is not None)
+    assert kept == {"yes": (True, True), "no": (False, False), "plain": (False, False)}
 
 
 def test_a_new_record_is_seen_in_spite_of_the_graph_cache(tmp_path: Path, calls: list[str], record_of: Any) -> None:
