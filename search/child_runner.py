@@ -8,7 +8,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from kernelwright.errors import DeviceLost
 from kernelwright.kernels import get_operator
@@ -20,7 +20,7 @@ from kernelwright.kernels.steps import step
 from kernelwright.kernels.triton_adapter import current_toolchain
 from kernelwright.search.device_guard import DeviceLock, Probe, read_clocks
 from kernelwright.search.failures import failed, failure_of
-from kernelwright.search.measure_job import FinalsJob, LoadJob, Reply, TrialJob
+from kernelwright.search.measure_job import FinalsJob, LoadJob, Reply, TrialJob, WarmUpJob
 from kernelwright.search.probe_job import ProbeJob
 from kernelwright.search.runner import Finals
 from kernelwright.search.timing import TIMER_VERSION
@@ -63,30 +63,38 @@ class ChildRunner:
         jobs: Jobs | None = None,
         visible: str = "",
     ) -> None:
-        with step("look at the GPU"):
-            self.device: DeviceSpec = present_device(device_index)
-        with step("look at the toolchain"):
-            self.toolchain: Toolchain = current_toolchain(TIMER_VERSION)
         self._jobs = jobs or Jobs()
         self._seed = secrets.randbits(31) if seed is None else seed
-        self._pool = BuildPool(compile_workers or max(1, (os.cpu_count() or 2) - 1), planner=self._jobs.plan)
         self._child = ChildProcess(
             self._jobs.start,
-            init={"device_index": 0 if visible else device_index, "l2_bytes": self.device.l2_bytes},
+            init={"device_index": 0 if visible else device_index},
             env={"CUDA_VISIBLE_DEVICES": visible} if visible else {},
         )
         self._clocks_of = visible or str(device_index)
-        self._lock = DeviceLock(gpu_uuid(device_index) or f"gpu{device_index}")
         self._current: Workload | None = None
         self._calls = 0
-        self._loading: threading.Thread | None = None
+        self._lock: DeviceLock | None = None
+        # Looking at the GPU imports torch, and so do the children: all at the same time.
+        self._pool = BuildPool(compile_workers or max(1, (os.cpu_count() or 2) - 1), planner=self._jobs.plan)
+        self._busy: threading.Thread | None = self._in_background(self._child.start)
+        try:
+            with step("look at the GPU"):
+                self.device: DeviceSpec = present_device(device_index)
+                self._lock = DeviceLock(gpu_uuid(device_index) or f"gpu{device_index}")
+            with step("look at the toolchain"):
+                self.toolchain: Toolchain = current_toolchain(TIMER_VERSION)
+        except BaseException:
+            self.close()
+            raise
+        self._busy = self._in_background(self._take_gpu, self._busy)
 
     def warm_up(self) -> None:
         """Wait until the measuring process and the first compilers are up, so that no search pays for that."""
-        self._wait_for_load()
-        with contextlib.suppress(ChildError), self._lock.held():
-            self._child.start()
+        self._wait_for_child()
+        if self._child.pid is None:
+            self._busy = self._in_background(self._take_gpu, None)
         self._pool.wait_until_up(WARM_UP_S, ENOUGH)
+        self._wait_for_child()
 
     def space(self, workload: Workload) -> Space:
         """Every legal schedule of the operator on this device."""
@@ -98,9 +106,7 @@ class ChildRunner:
         """Measurements as they come: each is timed as soon as it is built, while others still compile. Operands and
         reference are made while the first ones compile."""
         builds = self._pool.build_all(workload, schedules, self.device, deadline)
-        self._wait_for_load()
-        self._loading = threading.Thread(target=self._load_ahead, args=(workload,), name="kernelwright-load")
-        self._loading.start()
+        self._busy = self._in_background(self._load_ahead, workload, self._busy)
         try:
             for schedule, outcome in builds:
                 if deadline is not None and time.monotonic() >= deadline:
@@ -123,9 +129,10 @@ class ChildRunner:
         """End the child processes; closing twice is harmless."""
         self._pool.close()
         self._child.abandon()
-        self._wait_for_load()
+        self._wait_for_child()
         self._child.close()
-        self._lock.close()
+        if self._lock is not None:
+            self._lock.close()
 
     def measure_built(self, workload: Workload, schedule: Schedule, built: BuildReport) -> Measurement:
         """The measurement of a schedule that was compiled by somebody else into Triton's cache of this machine."""
@@ -133,9 +140,9 @@ class ChildRunner:
 
     def probe(self) -> Probe:
         """How the GPU is doing; DeviceLost when it does not run the probe."""
-        self._wait_for_load()
+        self._wait_for_child()
         try:
-            with self._lock.held():
+            with self._held():
                 reply: Reply = self._child.call(ProbeJob(), self._jobs.load_timeout_s)
                 clocks = read_clocks(self._clocks_of)
         except ChildError as error:
@@ -151,16 +158,38 @@ class ChildRunner:
         measurement = reply.measurements[0]
         return dataclasses.replace(measurement, compile_s=round(outcome.seconds, 3))
 
-    def _wait_for_load(self) -> None:
-        """The child does one thing at a time."""
-        loading, self._loading = self._loading, None
-        if loading is not None:
-            loading.join()
+    def _in_background(self, do: Callable[..., object], *args: object) -> threading.Thread:
+        """Have something done with the child, whatever comes of it: what goes wrong goes wrong again with the first
+        trial, which tells it."""
 
-    def _load_ahead(self, workload: Workload) -> None:
-        # whatever goes wrong goes wrong again with the first trial, which tells it
-        with contextlib.suppress(Exception), self._lock.held():
+        def run() -> None:
+            with contextlib.suppress(Exception):
+                do(*args)
+
+        thread = threading.Thread(target=run, name="kernelwright-child", daemon=True)
+        thread.start()
+        return thread
+
+    def _wait_for_child(self) -> None:
+        """The child does one thing at a time."""
+        busy, self._busy = self._busy, None
+        if busy is not None:
+            busy.join()
+
+    def _take_gpu(self, before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()
+        with self._held():
+            self._child.call(WarmUpJob(), self._jobs.load_timeout_s)
+
+    def _load_ahead(self, workload: Workload, before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()
+        with self._held():
             self._load(workload)
+
+    def _held(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext() if self._lock is None else self._lock.held()
 
     def _load(self, workload: Workload) -> None:
         """Have the child hold the workload's operands and reference."""
@@ -175,8 +204,8 @@ class ChildRunner:
 
     def _call(self, job: TrialJob | FinalsJob, timeout_s: float) -> Reply:
         """The child's reply; a child that died, hung or lost its GPU is replaced and the job counts as failed."""
-        self._wait_for_load()
-        with self._lock.held():
+        self._wait_for_child()
+        with self._held():
             return self._call_alone(job, timeout_s)
 
     def _call_alone(self, job: TrialJob | FinalsJob, timeout_s: float) -> Reply:

@@ -6,12 +6,14 @@ Runs in a process of its own (`child_runner` starts it): a kernel that faults, h
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 from kernelwright.kernels import get_operator, triton_adapter
+from kernelwright.kernels.device import present_device
 from kernelwright.kernels.operator import Inputs, Launch, Operator
 from kernelwright.kernels.steps import step
 from kernelwright.search.failures import classify, failed, failure_of, poisons_process
@@ -27,6 +29,11 @@ KEPT_WORKLOADS = 2
 
 KEPT_SHARE = 1 / 8
 """Where they take more than this share of the GPU's memory together, only those used last stay."""
+
+
+@dataclasses.dataclass(frozen=True)
+class WarmUpJob:
+    """Take the GPU: everything that the first job would have to wait for."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,18 +88,16 @@ class _Loaded:
     out: Any
 
 
-def start(device_index: int, l2_bytes: int) -> Callable[[Any], Reply]:
-    """Called once in the child: takes the GPU and returns the function that does the jobs."""
-    with step("import torch"):
-        import torch
+def start(device_index: int) -> Callable[[Any], Reply]:
+    """Called once in the child: imports what it takes and returns the function that does the jobs.
 
+    The GPU is taken with the first job, so that starting up is no trouble to whoever measures there.
+    """
+    with step("import the compiler"):
+        triton_adapter.import_compiler()
         # vendor calls may be compiled by Inductor
         triton_adapter.settle_compiler()
-    with step("CUDA context and timer"):
-        torch.cuda.set_device(device_index)
-        limit = int(torch.cuda.get_device_properties(device_index).total_memory * KEPT_SHARE)
-        worker = _Worker(Timer(l2_bytes), Operands(torch.cuda.memory_allocated, limit))
-    return worker.do
+    return _Worker(device_index).do
 
 
 class Operands:
@@ -149,13 +154,31 @@ def _load(workload: Workload, seed: int) -> _Loaded:
 
 
 class _Worker:
-    def __init__(self, timer: Timer, operands: Operands) -> None:
-        self._timer = timer
-        self._operands = operands
+    def __init__(self, device_index: int) -> None:
+        self._device_index = device_index
 
-    def do(self, job: LoadJob | TrialJob | FinalsJob | ProbeJob) -> Reply:
+    @functools.cached_property
+    def _timer(self) -> Timer:
+        """Made by the first job: this is what takes the GPU."""
+        import torch
+
+        with step("CUDA context and timer"):
+            torch.cuda.set_device(self._device_index)
+            return Timer(present_device(self._device_index).l2_bytes)
+
+    @functools.cached_property
+    def _operands(self) -> Operands:
+        import torch
+
+        memory = torch.cuda.get_device_properties(self._device_index).total_memory
+        return Operands(torch.cuda.memory_allocated, int(memory * KEPT_SHARE))
+
+    def do(self, job: WarmUpJob | LoadJob | TrialJob | FinalsJob | ProbeJob) -> Reply:
+        timer = self._timer
+        if isinstance(job, WarmUpJob):
+            return Reply(())
         if isinstance(job, ProbeJob):
-            return Reply((), probe_us=probe_times(self._timer))
+            return Reply((), probe_us=probe_times(timer))
         loaded = self._operands.of(job.workload, job.seed)
         if isinstance(job, LoadJob):
             return Reply(())

@@ -7,12 +7,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from kernelwright.errors import InvalidWorkload
+from kernelwright.errors import InvalidWorkload, UnknownDevice
 from kernelwright.kernels import get_operator
-from kernelwright.kernels.child_process import ChildRaised
+from kernelwright.kernels.child_process import ChildDied, ChildProcess, ChildRaised
 from kernelwright.kernels.device import named_device
 from kernelwright.kernels.matmul.operator import TEMPLATES
 from kernelwright.kernels.matmul.workload import matmul_workload
@@ -20,7 +21,7 @@ from kernelwright.search import Budget, Session, child_runner
 from kernelwright.search.child_runner import ChildRunner, Jobs
 from kernelwright.search.exhaustive_search import ExhaustiveSearch
 from kernelwright.search.measure_job import LoadJob, TrialJob
-from kernelwright.types import Measurement, Schedule, Status
+from kernelwright.types import DeviceSpec, Measurement, Schedule, Status
 
 WORKLOAD = matmul_workload(128, 128, 256, "fp16")
 EXPECTED = {
@@ -99,18 +100,58 @@ def test_operands_are_loaded_once_while_the_first_schedules_compile(
         calls.append((type(job), threading.current_thread().name))
         return call(job, timeout_s)
 
+    planted.warm_up()
     monkeypatch.setattr(planted._child, "call", noted)
     fine = [schedule for schedule in members() if schedule.knobs["fault"] == "none"]
     for _ in range(2):
         assert [m.status for _, m in planted.measure(WORKLOAD, fine)] == [Status.OK]
     here = threading.current_thread().name
-    assert calls == [(LoadJob, "kernelwright-load"), (TrialJob, here), (TrialJob, here)]
+    assert calls == [(LoadJob, "kernelwright-child"), (TrialJob, here), (TrialJob, here)]
 
 
 def test_a_warm_runner_has_all_its_processes(planted: ChildRunner) -> None:
-    assert planted._child.pid is None
     planted.warm_up()
-    assert planted._child.pid is not None and planted._pool.wait_until_up(0.0)
+    first = planted._child.pid
+    assert first is not None and planted._pool.wait_until_up(0.0)
+    planted._child.kill()
+    planted.warm_up()
+    assert planted._child.pid not in (None, first)
+
+
+def test_processes_start_while_the_gpu_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "assets" / "child_targets")
+    started: list[object] = []
+    begun = threading.Event()
+
+    def start(child: ChildProcess) -> None:
+        started.append(child)
+        begun.set()
+
+    def look(index: int) -> DeviceSpec:
+        assert begun.wait(10.0)
+        return named_device("h100")
+
+    monkeypatch.setattr(ChildProcess, "start", start)
+    monkeypatch.setattr(child_runner, "present_device", look)
+    runner = ChildRunner(compile_workers=1, jobs=Jobs("kw_planted:plan_in_compiler", "kw_planted:start_fake"))
+    runner.close()
+    assert runner._child in started
+
+
+def test_without_a_gpu_nothing_stays_behind(monkeypatch: pytest.MonkeyPatch) -> None:
+    children: list[ChildProcess] = []
+    make = ChildProcess.__init__
+
+    def noted(child: ChildProcess, *args: Any, **options: Any) -> None:
+        children.append(child)
+        make(child, *args, **options)
+
+    monkeypatch.setattr(ChildProcess, "__init__", noted)
+    with pytest.raises(UnknownDevice):
+        ChildRunner(97, compile_workers=1)
+    assert len(children) == 2 and all(child.pid is None for child in children)
+    with pytest.raises(ChildDied):
+        children[0].start()
 
 
 def test_operands_that_cannot_be_loaded_fail_the_trial_and_tell_why(
@@ -134,6 +175,7 @@ def test_operands_that_our_own_error_refuses_are_tried_again_by_each_trial(
         jobs.append(type(job))
         raise InvalidWorkload("no such operands")
 
+    planted.warm_up()
     monkeypatch.setattr(planted._child, "call", refuse)
     monkeypatch.setattr(threading, "excepthook", uncaught.append)
     fine = [schedule for schedule in members() if schedule.knobs["fault"] == "none"]
@@ -145,21 +187,18 @@ def test_operands_that_our_own_error_refuses_are_tried_again_by_each_trial(
 
 def test_a_child_is_not_warmed_up_beside_its_load(planted: ChildRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[str] = []
-    start = planted._child.start
 
-    def load(job: object, timeout_s: float) -> None:
+    def call(job: object, timeout_s: float) -> None:
+        done.append(f"{type(job).__name__} begins")
         time.sleep(0.3)
-        done.append("load")
+        done.append(f"{type(job).__name__} ends")
 
-    def started() -> object:
-        done.append("start")
-        return start()
-
-    monkeypatch.setattr(planted._child, "call", load)
-    monkeypatch.setattr(planted._child, "start", started)
+    planted.warm_up()
+    planted._child.kill()
+    monkeypatch.setattr(planted._child, "call", call)
     assert list(planted.measure(WORKLOAD, members(), deadline=time.monotonic())) == []
     planted.warm_up()
-    assert done == ["load", "start"]
+    assert done == ["LoadJob begins", "LoadJob ends", "WarmUpJob begins", "WarmUpJob ends"]
 
 
 def test_closing_does_not_wait_for_operands(planted: ChildRunner) -> None:

@@ -16,7 +16,7 @@ from kernelwright.kernels.matmul.operator import TEMPLATES
 from kernelwright.kernels.matmul.template import MatmulTemplate
 from kernelwright.kernels.space import Knob
 from kernelwright.search import measure_job
-from kernelwright.search.measure_job import FinalsJob, LoadJob, Reply
+from kernelwright.search.measure_job import FinalsJob, LoadJob, Reply, WarmUpJob
 from kernelwright.types import Measurement, Status
 
 FAULTS = ("none", "abort_in_compiler", "no_such_syntax", "wrong", "unwritten", "raise", "crash", "hang")
@@ -85,18 +85,20 @@ def plan(inputs, out, knobs, epilogue):
     return [table[fault]]
 
 
-def start_real(device_index, l2_bytes):
+def start_real(device_index):
     """What the measuring child calls on a GPU."""
     plant()
-    return measure_job.start(device_index, l2_bytes)
+    return measure_job.start(device_index)
 
 
-def start_fake(device_index, l2_bytes):
+def start_fake(device_index):
     """What the measuring child calls without a GPU: the same faults, by the means that a CPU has."""
     return _fake
 
 
 def _fake(job):
+    if isinstance(job, WarmUpJob):
+        return Reply(())
     if isinstance(job, LoadJob):
         time.sleep(600 if job.seed == SEED_THAT_HANGS else 0)
         return Reply(())
