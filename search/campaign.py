@@ -4,7 +4,8 @@ A workload's expected saving is its calls times its present time (the faster of 
 share of it that more search should take off. Before the first trials that share is a prior: what tuned kernels won over
 the vendor library elsewhere, and what the cost model's first choice is expected to lose. Afterwards it shrinks with the
 trials that were made, and follows what the last round brought. Kernels that are behind the vendor call save nothing
-until they pass it. Whatever saves most a second goes first.
+until they pass it. What saves most a second goes first, but nothing gets a second round before all that are worth it
+had one: the first few trials bring most, and what they bring is known least before.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from kernelwright.errors import UsageError
 from kernelwright.search.recording_files import entries_of, parse_wanted
 from kernelwright.types import Workload
 
-FIRST_ROUND = 16
+FIRST_ROUND = 8
 """Trials of a workload's first round; each further round doubles what was tried."""
 
 HALF_LIFE = 16.0
@@ -151,13 +152,12 @@ class Campaign:
         self._worth = worth
 
     def next(self, busy: Collection[Standing] = ()) -> Standing | None:
-        """The workload whose next round saves most a second, of those that are not being tuned now; None when none is
-        worth it."""
+        """The workload whose next round saves most a second, of those that are not being tuned now, and of those that
+        were never tuned if there are any; None when none is worth it."""
+        least = self._worth * self.total_us() / 60
         free = [standing for standing in self.standings if not any(standing is one for one in busy)]
-        best = max(free, key=self.rate, default=None)
-        if best is None or self.rate(best) <= 0 or self.rate(best) < self._worth * self.total_us() / 60:
-            return None
-        return best
+        worth = [standing for standing in free if self.rate(standing) > 0 and self.rate(standing) >= least]
+        return max([one for one in worth if not one.trials] or worth, key=self.rate, default=None)
 
     def rate(self, standing: Standing) -> float:
         """Microseconds of a step that a second of tuning this workload should save."""

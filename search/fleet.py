@@ -10,6 +10,7 @@ import dataclasses
 import logging
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
@@ -99,6 +100,7 @@ class Fleet:
     def __init__(self, links: Mapping[str, Link], rules: Rules | None = None) -> None:
         self.rules = rules or Rules()
         self._members = [Member(name, link) for name, link in links.items()]
+        self._homes: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
         self._changed = threading.Condition()
         self._closed = threading.Event()
         self._connect()
@@ -118,16 +120,33 @@ class Fleet:
                 return member.about
         raise UnknownDevice(f"the fleet has {', '.join(self.slugs()) or 'no devices'}, got {slug!r}")
 
-    def take(self, slug: str, prefer: str = "", over: threading.Event | None = None) -> Member | None:
+    def settle(self, search: object, slug: str) -> str:
+        """Name of the device of this kind that a search should stay with, since its operands lie there: the one that it
+        has, unless that is lost or has two searches more than another. Searches that are gone do not count."""
+        with self._changed:
+            usable = [member.name for member in self.members(slug) if member.state in (IDLE, BUSY)]
+            if not usable:
+                return ""
+            own = self._homes.pop(search, "")
+            searches = Counter(self._homes.values())
+            least = min(usable, key=lambda name: searches[name])
+            self._homes[search] = own if own in usable and searches[own] <= searches[least] + 1 else least
+            return self._homes[search]
+
+    def take(
+        self, slug: str, prefer: str = "", over: threading.Event | None = None, *, stay: bool = False
+    ) -> Member | None:
         """A device of this kind for the caller alone, waiting until one is free; None once `over` is set.
 
-        prefer: name of the one to take if it is free. DeviceLost when every device of the kind is set aside.
+        prefer: name of the one to take if it is free; stay: wait for it as long as others only use it. DeviceLost when
+        every device of the kind is set aside.
         """
         with self._changed:
             while not (over is not None and over.is_set()):
                 self._require(slug)
                 idle = [member for member in self._members if member.state == IDLE and member.slug == slug]
-                if idle:
+                busy = stay and any(member.name == prefer and member.state == BUSY for member in self._members)
+                if idle and not busy:
                     chosen = min(idle, key=lambda member: (member.name != prefer, member.idle_since))
                     chosen.state = BUSY
                     return chosen

@@ -50,7 +50,11 @@ class _Task:
 
 
 class Batch:
-    """Schedules of one workload on up to `width` devices of one kind. Iterate once over `results`."""
+    """Schedules of one workload on up to `width` devices of one kind. Iterate once over `results`.
+
+    A device is held only while something is there to be measured: while compilers work, it is free for other batches.
+    prefer: name of the device to begin with; a batch on one device waits for it while others use it.
+    """
 
     def __init__(
         self,
@@ -144,7 +148,7 @@ class Batch:
 
     def _work(self) -> None:
         while self._wait_for_task():
-            member = self._fleet.take(self._slug, self.used, self._over)
+            member = self._fleet.take(self._slug, self.used, self._over, stay=self._width == 1)
             if member is None:
                 return
             self.used = member.name
@@ -163,14 +167,11 @@ class Batch:
     def _next(self) -> _Task | None:
         """The next task for a worker that holds a device; None when it had better give it back."""
         with self._changed:
-            while not self._over.is_set() and self._open:
+            if not self._over.is_set() and self._open:
                 task = self._ready.popleft() if self._ready else self._straggler()
                 if task is not None:
                     task.running, task.began = task.running + 1, time.monotonic()
-                    return task
-                if self._fed:
-                    return None
-                self._changed.wait(0.1)
+                return task
         return None
 
     def _straggler(self) -> _Task | None:

@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from kernelwright.kernels.build import BuildPool
 
 
+WARM_UP_S = 120.0
+
+ENOUGH = 8
+"""Compilers for each GPU that a run can begin with."""
+
 GPU_NAMES = frozenset({"cuda", "gpu", "rocm", "hip"})
 """What users type for the GPUs of this machine."""
 
@@ -59,10 +64,17 @@ class LocalLink:
 
 
 class PoolBuilders:
-    """Implements `Builders` with the child compilers of this machine, whose results lie in its own Triton cache."""
+    """Implements `Builders` with the child compilers of this machine, whose results lie in its own Triton cache.
 
-    def __init__(self, pool: BuildPool) -> None:
-        self._pool = pool
+    enough: compilers that a run can begin with.
+    """
+
+    def __init__(self, pool: BuildPool, enough: int = 1) -> None:
+        self._pool, self._enough = pool, enough
+
+    def warm_up(self) -> None:
+        """Wait until enough compilers are up, or could not be started."""
+        self._pool.wait_until_up(WARM_UP_S, self._enough)
 
     def build_all(
         self, workload: Workload, schedules: Sequence[Schedule], device: DeviceSpec, deadline: float | None = None
@@ -101,7 +113,8 @@ def local_fleet(
     # Late, because it brings torch and triton.
     from kernelwright.kernels.build import BuildPool
 
-    builders = PoolBuilders(BuildPool(compile_workers or max(1, (os.cpu_count() or 2) - 1)))
+    pool = BuildPool(compile_workers or max(1, (os.cpu_count() or 2) - 1))
+    builders = PoolBuilders(pool, ENOUGH * len(specs))
     try:
         return Fleet(_gpu_links(specs), rules), builders
     except KernelwrightError:

@@ -24,7 +24,7 @@ from kernelwright.types import Measurement, Schedule, Status, Workload
 
 KEPT_SAMPLES = 25
 
-KEPT_WORKLOADS = 2
+KEPT_WORKLOADS = 4
 """Of so many workloads the operands stay loaded, so that searches can take turns on one GPU."""
 
 KEPT_SHARE = 1 / 8

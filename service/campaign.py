@@ -18,6 +18,7 @@ from kernelwright.kernels import get_operator
 from kernelwright.kernels.operator import roofline_us
 from kernelwright.search import Budget, Progress, Runner
 from kernelwright.search.campaign import Campaign, Round, Share, Standing
+from kernelwright.search.runner import WarmsUp
 from kernelwright.search.shared_model import SharedModel
 from kernelwright.service.answering import Answers
 from kernelwright.service.trial_pages import TrialPages
@@ -52,16 +53,23 @@ class _Stopped(Exception):
 class CampaignRun:
     """One kind of device at work on a list of workloads.
 
-    open_runner: a runner for one search, as often as it is called; devices: how many searches go on at once.
+    open_runner: a runner for one search, as often as it is called. side_by_side: searches of a device at once.
     """
 
     def __init__(
-        self, store: Store, open_runner: Callable[[], Runner], devices: int, shares: Sequence[Share], plan: Plan
+        self,
+        store: Store,
+        open_runner: Callable[[], Runner],
+        devices: int,
+        shares: Sequence[Share],
+        plan: Plan,
+        side_by_side: int = 1,
     ) -> None:
         self._store, self._open, self._plan = store, open_runner, plan
         self._pages = TrialPages(store)
         self._models: dict[str, CostModel] = {}
-        runner = open_runner()
+        self._side_by_side = side_by_side
+        self._first = runner = open_runner()
         self.device = runner.device
         self._end: float | None = None
         self.campaign = Campaign([self._standing(runner, share) for share in shares], plan.worth)
@@ -70,8 +78,9 @@ class CampaignRun:
         self._busy: list[Standing] = []
         self._changed = threading.Condition()
         self._stop = threading.Event()
+        searches = min(devices * side_by_side, max(1, len(shares)))
         self._threads = [
-            threading.Thread(target=self._work, name=f"kernelwright-campaign-{number}") for number in range(devices)
+            threading.Thread(target=self._work, name=f"kernelwright-campaign-{number}") for number in range(searches)
         ]
 
     @property
@@ -80,7 +89,9 @@ class CampaignRun:
         return tuple(self._busy)
 
     def start(self) -> None:
-        """Begin; the seconds of the plan count from here."""
+        """Begin; the seconds of the plan count from when all is up."""
+        if isinstance(self._first, WarmsUp):
+            self._first.warm_up()
         self._end = None if self._plan.seconds is None else time.monotonic() + self._plan.seconds
         for thread in self._threads:
             thread.start()
@@ -165,7 +176,8 @@ class CampaignRun:
         record, trials = result.record, result.known_trials + result.new_trials
         if trials < target and (self._end is None or time.monotonic() < self._end):
             standing.most = trials
-        outcome = Round(trials, record.measurement.median_us, record.vendor_us, time.monotonic() - began)
+        seconds = (time.monotonic() - began) / self._side_by_side
+        outcome = Round(trials, record.measurement.median_us, record.vendor_us, seconds)
         with self._changed:
             standing.take(outcome)
 

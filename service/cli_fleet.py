@@ -22,7 +22,7 @@ from kernelwright.kernels.child_process import ChildProcess, ChildRaised
 from kernelwright.search.campaign import Share, Standing, parse_shares
 from kernelwright.search.fleet import Fleet
 from kernelwright.search.fleet_batch import Builders
-from kernelwright.search.fleet_runner import FleetRunner
+from kernelwright.search.fleet_runner import FleetRunner, side_by_side
 from kernelwright.search.local_fleet import local_fleet
 from kernelwright.search.ray_runner import ray_fleet
 from kernelwright.service.campaign import CampaignRun, Plan
@@ -167,9 +167,10 @@ def table_of(run: CampaignRun, rows: int = ROWS) -> Table:
 def _run(
     store: Store, fleet: Fleet, slug: str, builders: Builders | None, shares: Sequence[Share], plan: Plan
 ) -> CampaignRun:
-    return CampaignRun(
-        store, lambda: FleetRunner(fleet, slug, builders=builders), len(fleet.members(slug)), shares, plan
-    )
+    def opened() -> FleetRunner:
+        return FleetRunner(fleet, slug, builders=builders)
+
+    return CampaignRun(store, opened, len(fleet.members(slug)), shares, plan, side_by_side(builders))
 
 
 def _follow(runs: Sequence[CampaignRun], fleet: Fleet) -> None:

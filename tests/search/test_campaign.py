@@ -35,6 +35,17 @@ def test_what_was_searched_gives_way_to_what_was_not() -> None:
     assert Campaign([searched, fresh], worth=0).next() is fresh
 
 
+def test_all_that_are_worth_it_have_a_first_round_before_any_has_a_second() -> None:
+    heavy, light, tiny = standing(1000), standing(1), standing(1e-9)
+    campaign = Campaign([light, tiny, heavy])
+    assert campaign.next() is heavy
+    heavy.take(Round(FIRST_ROUND, 50.0, 100.0, seconds=1.0))
+    assert campaign.rate(heavy) > campaign.rate(light)
+    assert campaign.next() is light
+    light.take(Round(FIRST_ROUND, 99.0, 100.0, seconds=1.0))
+    assert campaign.next() is heavy
+
+
 def test_a_gain_in_the_last_round_keeps_a_workload_going() -> None:
     stuck, moving = standing(), standing()
     for one, second in ((stuck, 80.0), (moving, 60.0)):

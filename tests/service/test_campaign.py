@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ import pytest
 from kernelwright.db import Store
 from kernelwright.errors import DatabaseUnavailable
 from kernelwright.search import save_recorded
-from kernelwright.search.campaign import Share
+from kernelwright.search.campaign import FIRST_ROUND, Share
 from kernelwright.search.fleet_runner import FleetRunner
 from kernelwright.search.local_fleet import local_fleet
 from kernelwright.service.campaign import CampaignRun, Plan
@@ -155,9 +156,28 @@ def test_the_budget_goes_where_most_is_to_be_saved(store: Store, fleet: Any, sha
     heavy = dataclasses.replace(shares[2], calls=5000.0)
     run = run_of(store, fleet, [*shares[:2], heavy], Plan("random", worth=0))
     assert run.step(FleetRunner(fleet, "h100"))
-    assert [standing.trials for standing in run.campaign.standings] == [0, 0, 16]
+    assert [standing.trials for standing in run.campaign.standings] == [0, 0, FIRST_ROUND]
     run.close()
     assert done(run_of(store, fleet, shares, Plan("random", worth=1e9))).trials == 0
+
+
+class Started(FleetRunner):
+    """A runner whose processes take some time to come up."""
+
+    def warm_up(self) -> None:
+        time.sleep(0.3)
+
+
+def test_seconds_count_from_when_all_is_up_and_are_those_of_a_device(
+    store: Store, fleet: Any, shares: list[Share]
+) -> None:
+    plan = Plan("random", trials=8, seconds=0.2, worth=0)
+    run = CampaignRun(store, lambda: Started(fleet, "h100"), 1, shares, plan, side_by_side=4)
+    began = time.monotonic()
+    done(run)
+    spent = time.monotonic() - began
+    assert run.trials >= 8
+    assert 0 < sum(standing.seconds for standing in run.campaign.standings) < spent - 0.3
 
 
 def test_the_same_winners_with_one_shared_model(store: Store, fleet: Any, shares: list[Share]) -> None:
