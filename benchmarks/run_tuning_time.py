@@ -162,7 +162,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path)
     parser.add_argument("--only", default=WORDS, help="ids or tags that contain one of these, by commas")
-    parser.add_argument("--trials", type=int, default=16, help="of the short searches")
+    parser.add_argument("--trials", type=int, default=24, help="of the short searches")
     parser.add_argument("--long", type=float, default=600, help="seconds of the long search")
     parser.add_argument("--inductor", type=float, default=0, help="seconds for Inductor's max-autotune")
     parser.add_argument("--total-seconds", type=float, default=1e9, help="start no workload after so long")

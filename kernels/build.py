@@ -12,7 +12,7 @@ import os
 import queue
 import time
 from collections.abc import Callable, Generator, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 
 from kernelwright.errors import BuildFailed, KernelwrightError, OutOfResources
 from kernelwright.kernels import triton_adapter
@@ -119,23 +119,32 @@ class BuildPool:
         schedules: Sequence[Schedule],
         device: DeviceSpec,
         deadline: float | None = None,
+        feed: Callable[[int], Sequence[Schedule]] = lambda waiting: (),
     ) -> Generator[tuple[Schedule, BuildReport | Exception], None, None]:
         """Each schedule with its report, or the error that `build` would raise, as they finish.
 
         Compiling goes on while the caller works; closing the iterator drops what has not been started. It ends at the
-        deadline (a reading of `time.monotonic`) without those that are not finished by then.
+        deadline (a reading of `time.monotonic`) without those that are not finished by then. feed: asked after each
+        one, with how many are not handed out yet, what else to build.
         """
         futures: dict[Future[BuildReport], Schedule] = {}
-        for schedule in schedules:
-            job = BuildJob(workload, schedule, device, self._planner, False)
-            futures[self._threads.submit(self._run, job)] = schedule
+
+        def submit(added: Sequence[Schedule]) -> None:
+            for schedule in added:
+                job = BuildJob(workload, schedule, device, self._planner, False)
+                futures[self._threads.submit(self._run, job)] = schedule
+
+        submit(schedules)
         try:
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            for future in as_completed(futures, left):
-                error = future.exception()
-                yield futures[future], error if isinstance(error, Exception) else future.result()
-        except TimeoutError:
-            return
+            while futures:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                finished = wait(futures, left, FIRST_COMPLETED).done
+                if not finished:
+                    return
+                for future in finished:
+                    schedule, error = futures.pop(future), future.exception()
+                    yield schedule, error if isinstance(error, Exception) else future.result()
+                    submit(feed(len(futures)))
         finally:
             for future in futures:
                 future.cancel()

@@ -22,7 +22,7 @@ from kernelwright.search.device_guard import DeviceLock, Probe, read_clocks
 from kernelwright.search.failures import failed, failure_of
 from kernelwright.search.measure_job import FinalsJob, LoadJob, Reply, TrialJob, WarmUpJob
 from kernelwright.search.probe_job import ProbeJob
-from kernelwright.search.runner import Finals
+from kernelwright.search.runner import Feed, Finals
 from kernelwright.search.timing import TIMER_VERSION
 from kernelwright.types import DeviceSpec, Measurement, Schedule, Status, Toolchain, Workload
 
@@ -105,7 +105,13 @@ class ChildRunner:
     ) -> Iterator[tuple[Schedule, Measurement]]:
         """Measurements as they come: each is timed as soon as it is built, while others still compile. Operands and
         reference are made while the first ones compile."""
-        builds = self._pool.build_all(workload, schedules, self.device, deadline)
+        return self.measure_fed(workload, schedules, deadline, lambda waiting: ())
+
+    def measure_fed(
+        self, workload: Workload, schedules: Sequence[Schedule], deadline: float | None, feed: Feed
+    ) -> Iterator[tuple[Schedule, Measurement]]:
+        """As `measure`; what `feed` gives goes to the compilers at once."""
+        builds = self._pool.build_all(workload, schedules, self.device, deadline, feed)
         self._busy = self._in_background(self._load_ahead, workload, self._busy)
         try:
             for schedule, outcome in builds:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol, runtime_checkable
 
 from kernelwright.kernels.space import Space
@@ -56,6 +56,21 @@ class Runner(Protocol):
 
     def close(self) -> None:
         """Give the device back; closing twice is harmless."""
+        ...
+
+
+Feed = Callable[[int], Sequence[Schedule]]
+"""Asked after each measurement, with how many are still to come, what else to measure."""
+
+
+@runtime_checkable
+class TakesMore(Protocol):
+    """What a runner adds that takes more schedules while it measures: no compiler waits for the slowest one."""
+
+    def measure_fed(
+        self, workload: Workload, schedules: Sequence[Schedule], deadline: float | None, feed: Feed
+    ) -> Iterator[tuple[Schedule, Measurement]]:
+        """As `Runner.measure`; what `feed` gives is measured, too."""
         ...
 
 

@@ -14,7 +14,7 @@ from kernelwright.kernels import get_operator
 from kernelwright.kernels.operator import roofline_us
 from kernelwright.kernels.steps import step
 from kernelwright.search.budget import Budget
-from kernelwright.search.runner import Finals, RecordedCode, Runner
+from kernelwright.search.runner import Finals, RecordedCode, Runner, TakesMore
 from kernelwright.search.strategy import Strategy
 from kernelwright.types import DeviceSpec, Measurement, Schedule, Trial, TuningRecord, Workload
 
@@ -46,7 +46,8 @@ class Session:
 
     Then `record` holds the outcome. A bad schedule is a Trial like any other. known: trials of an earlier run; those
     of this very workload, device, toolchain and kernel source are taken in first, are not measured again, and count.
-    batch: most schedules measured between two proposals; a small budget makes it smaller, so that strategies can learn.
+    batch: most schedules measured between two proposals, and most that wait where the runner takes more all the time; a
+    small budget makes it smaller, so that strategies can learn.
     """
 
     def __init__(
@@ -107,7 +108,7 @@ class Session:
             self._note(trial.schedule, trial.measurement)
         while schedules := self._next_batch():
             patient = None if deadline is None else deadline + (0.0 if self._worked else FIRST_RESULT_S)
-            for schedule, measurement in self._runner.measure(self._workload, schedules, patient):
+            for schedule, measurement in self._measure(schedules, patient, fed=patient == deadline):
                 self._note(schedule, measurement)
                 yield self._trial(schedule, measurement)
                 if self._stopped or (deadline is not None and self._worked and time.monotonic() >= deadline):
@@ -115,18 +116,31 @@ class Session:
         yield from self._final_rounds()
         self._ended = True
 
+    def _measure(
+        self, schedules: list[Schedule], deadline: float | None, fed: bool
+    ) -> Iterator[tuple[Schedule, Measurement]]:
+        """fed: where the runner takes more while it measures, it gets them as soon as half a batch is done."""
+        if fed and isinstance(self._runner, TakesMore):
+            return self._runner.measure_fed(self._workload, schedules, deadline, self._feed)
+        return self._runner.measure(self._workload, schedules, deadline)
+
+    def _feed(self, waiting: int) -> list[Schedule]:
+        return self._next_batch(waiting) if waiting <= self._batch // 2 else []
+
     @property
     def _worked(self) -> bool:
         return math.isfinite(self._best_us)
 
-    def _next_batch(self) -> list[Schedule]:
+    def _next_batch(self, waiting: int = 0) -> list[Schedule]:
+        """What to measure next beside those that wait for it already."""
         seconds = self._seconds()
         if not self._worked and self._budget.seconds is not None and seconds < self._budget.seconds + FIRST_RESULT_S:
             seconds = 0.0
-        room = self._budget.room(len(self._measured), seconds, self._since_gain)
+        room = self._budget.room(len(self._measured) + waiting, seconds, self._since_gain + waiting)
         if self._stopped or room == 0:
             return []
-        count = self._batch if room is None else min(room, self._batch)
+        most = self._batch - waiting
+        count = most if room is None else min(room, most)
         with step(f"propose {count}"):
             return self._strategy.propose(count)
 

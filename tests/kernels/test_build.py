@@ -14,7 +14,7 @@ import pytest
 from kernelwright.errors import BuildFailed, MissingDependency, OutOfResources
 from kernelwright.kernels import build as build_module
 from kernelwright.kernels import get_operator, triton_adapter
-from kernelwright.kernels.build import BuildPool, BuildReport, build
+from kernelwright.kernels.build import BuildJob, BuildPool, BuildReport, build
 from kernelwright.kernels.built import is_built
 from kernelwright.kernels.device import named_device
 from kernelwright.kernels.matmul.workload import matmul_workload
@@ -65,6 +65,30 @@ def test_all_compilers_start_before_there_is_work() -> None:
         assert all(child.pid is not None for child in pool._children)
         loaded = [Path(f"/proc/{child.pid}/maps").read_text() for child in pool._children]
     assert all("libtriton" in maps and "libtorch" in maps for maps in loaded)
+
+
+def test_a_pool_is_fed_while_it_builds(monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+
+    def run(pool: BuildPool, job: BuildJob) -> BuildReport:
+        if job.schedule == fault("slow"):
+            assert release.wait(20.0)
+        return BuildReport(16, 0, 0, 0.0, {})
+
+    monkeypatch.setattr(BuildPool, "_run", run)
+    monkeypatch.setattr(build_module.ChildProcess, "start", lambda child: None)
+    asked: list[int] = []
+
+    def feed(waiting: int) -> list[Schedule]:
+        asked.append(waiting)
+        return [fault("added")] if len(asked) == 1 else []
+
+    with BuildPool(2) as pool:
+        builds = pool.build_all(ANY_WORKLOAD, [fault("slow"), fault("quick")], H100, None, feed)
+        assert [next(builds)[0], next(builds)[0]] == [fault("quick"), fault("added")]
+        release.set()
+        assert [schedule for schedule, _ in builds] == [fault("slow")]
+    assert asked == [1, 1, 0]
 
 
 def test_a_pool_that_is_closed_while_compilers_start_keeps_nobody_waiting() -> None:
