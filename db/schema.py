@@ -7,32 +7,39 @@ database shared with another program that uses Alembic is not mistaken for ours.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import resources
+from typing import TYPE_CHECKING
 
-from alembic import command
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import Connection, Engine, inspect, text
+from sqlalchemy import Connection, Engine, column, inspect, select, table, text
 
 from kernelwright.db.tables import Base
 from kernelwright.errors import DatabaseTooNew, DatabaseTooOld, DatabaseUnavailable
 
+if TYPE_CHECKING:
+    from alembic.config import Config
+
 VERSION_TABLE = "kernelwright_schema"
 _SCRIPTS = "kernelwright.db:migrations"
+_VERSIONS = "kernelwright.db.migrations.versions"
 # Any number will do, as long as every release takes the same one.
 _ADVISORY_LOCK = 7_305_808_869
 
 
 def revisions() -> list[str]:
-    """The revisions that this release knows, oldest first."""
-    scripts = ScriptDirectory.from_config(_config())
-    return [script.revision for script in reversed(list(scripts.walk_revisions()))]
+    """The revisions that this release knows, oldest first: the numbers that the scripts' names begin with.
+
+    Alembic itself is only imported where a script has to run, because importing it takes longer than a whole query.
+    """
+    names = [path.name for path in resources.files(_VERSIONS).iterdir()]
+    return sorted(name.partition("_")[0] for name in names if name[0].isdigit() and name.endswith(".py"))
 
 
 def current_revision(connection: Connection) -> str | None:
     """The revision of the database; None when it has no schema of ours."""
-    context = MigrationContext.configure(connection, opts={"version_table": VERSION_TABLE})
-    return context.get_current_revision()
+    if not inspect(connection).has_table(VERSION_TABLE):
+        return None
+    revision: str | None = connection.execute(select(column("version_num")).select_from(table(VERSION_TABLE))).scalar()
+    return revision
 
 
 def ensure_schema(engine: Engine) -> None:
@@ -57,6 +64,8 @@ def migrate(engine: Engine) -> tuple[str | None, str]:
 
     Two processes may call this at once: the second waits for the first and finds nothing left to do.
     """
+    from alembic import command
+
     head = revisions()[-1]
     with engine.execution_options(kernelwright_write=True).begin() as connection:
         if connection.dialect.name == "postgresql":
@@ -71,7 +80,9 @@ def migrate(engine: Engine) -> tuple[str | None, str]:
     return current, head
 
 
-def _config(connection: Connection | None = None) -> Config:
+def _config(connection: Connection) -> Config:
+    from alembic.config import Config
+
     config = Config(attributes={"connection": connection})
     config.set_main_option("script_location", _SCRIPTS)
     return config

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 import sqlite3
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
 import pytest
+from alembic import command
 from alembic.autogenerate import compare_metadata
+from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import create_engine, text
 
 from kernelwright.db import Store, open_engine, schema, upgrade
@@ -36,6 +41,18 @@ def test_migrations_make_the_tables_that_the_code_expects(store: Store) -> None:
 
 def test_revisions_are_numbered_without_gaps() -> None:
     assert schema.revisions() == [f"{number:04}" for number in range(1, len(schema.revisions()) + 1)]
+
+
+def test_revisions_are_those_of_the_scripts_and_opening_imports_no_alembic(tmp_path: Path) -> None:
+    config = Config()
+    config.set_main_option("script_location", "kernelwright.db:migrations")
+    walked = [script.revision for script in ScriptDirectory.from_config(config).walk_revisions()]
+    assert schema.revisions() == walked[::-1]
+    url = f"sqlite:///{tmp_path / 'here.db'}"
+    Store.open(url).close()
+    code = f"import sys; from kernelwright.db import Store; Store.open({url!r}); print('alembic' in sys.modules)"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert said == "False\n"
 
 
 def test_a_newer_database_is_refused_and_left_alone(url: str) -> None:
@@ -88,8 +105,8 @@ def test_a_migration_that_fails_leaves_the_database_empty(url: str, monkeypatch:
         real(config, revision)  # type: ignore[arg-type]
         raise ZeroDivisionError
 
-    real = schema.command.upgrade
-    monkeypatch.setattr(schema.command, "upgrade", half_way)
+    real = command.upgrade
+    monkeypatch.setattr(command, "upgrade", half_way)
     with pytest.raises(ZeroDivisionError):
         open_engine(url)
     monkeypatch.undo()
