@@ -20,7 +20,7 @@ from kernelwright.db import Store
 from kernelwright.errors import UsageError
 from kernelwright.kernels.child_process import ChildProcess, ChildRaised
 from kernelwright.search.campaign import Share, Standing, parse_shares
-from kernelwright.search.fleet import Fleet
+from kernelwright.search.fleet import Fleet, Member
 from kernelwright.search.fleet_batch import Builders
 from kernelwright.search.fleet_runner import FleetRunner, side_by_side
 from kernelwright.search.local_fleet import local_fleet
@@ -85,7 +85,7 @@ def tune_many(settings: Settings, where: Where, shares: Sequence[Share], plan: P
             raise typer.Exit(1) from None
     reports = [report_of(run) for run in runs]
     if as_json:
-        print_json({"devices": reports})
+        print_json({"devices": reports, "fleet": [_work_of(member) for member in fleet.members()]})
     else:
         for run in runs:
             Console().print(table_of(run, len(shares)))
@@ -141,6 +141,11 @@ def report_of(run: CampaignRun) -> dict[str, Any]:
             for standing in campaign.standings
         ],
     }
+
+
+def _work_of(member: Member) -> dict[str, Any]:
+    """What one device of the fleet did, for --json."""
+    return {"name": member.name, "hardware": member.slug, "calls": member.calls, "busy_s": round(member.busy_s, 3)}
 
 
 def table_of(run: CampaignRun, rows: int = ROWS) -> Table:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import time
 from pathlib import Path
 
@@ -45,6 +46,48 @@ def test_a_run_without_a_result_has_no_rate(tmp_path: Path) -> None:
         empty = run_fleet.read(store, time.time())
     row = run_fleet.row_of(1, empty, empty)
     assert (row["trials"], row["trials_per_s"], row["ratio"]) == (0, 0.0, None)
+
+
+def test_the_steady_rate_leaves_out_start_and_tail() -> None:
+    times = [0.0, 5.0, *(10 + 0.5 * number for number in range(16)), 40.0, 60.0, 90.0]
+    assert run_fleet.steady_rate(times) == pytest.approx(2.0)
+    assert run_fleet.steady_rate([]) == run_fleet.steady_rate([1.0]) == run_fleet.steady_rate([1.0, 1.0]) == 0.0
+
+
+PROGRAM = """
+import sys, time
+from kernelwright.db import Store
+words = sys.argv
+assert words[words.index("--devices") + 1] == "2" and words[words.index("--trials") + 1] == "4"
+with Store.open(words[words.index("--db") + 1]) as store, Store.open("sqlite:///PREPARED") as prepared:
+    store.add_trials(list(prepared.trials()))
+    for record in prepared.records(limit=None):
+        store.put_winner(record)
+if HANGS:
+    time.sleep(600)
+print('{"devices": [], "fleet": [{"busy_s": 1.5}, {"busy_s": 2.5}]}')
+"""
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_what_a_run_stored_is_kept_whether_it_ends_or_not(
+    hangs: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program, begin = tmp_path / "cli.py", subprocess.Popen
+    tuned(tmp_path, "prepared.db", 4)
+    program.write_text(PROGRAM.replace("HANGS", str(hangs)).replace("PREPARED", f"{tmp_path}/prepared.db"))
+    monkeypatch.setattr(
+        run_fleet.subprocess, "Popen", lambda words, **more: begin([words[0], str(program), *words[3:]], **more)
+    )
+    monkeypatch.setattr(run_fleet, "LOOK_S", 0.5)
+    monkeypatch.setattr(run_fleet, "STOP_AFTER_S", 8.0 if hangs else 100.0)
+    seen: list[run_fleet.Tuned] = []
+    run = run_fleet.tune(run_fleet.chosen(2, "k4096"), 2, 4, 0.0, seen.append)
+    assert (run.trials, len(run.records), run.complete) == (8, 2, not hangs)
+    assert run.busy == (None if hangs else 4.0)
+    assert seen and not any(one.complete for one in seen)
+    row = run_fleet.row_of(2, run, run)
+    assert row.get("partial", False) == hangs and (row["busy"] is None) == hangs
 
 
 def test_workloads_are_many_small_and_different() -> None:

@@ -68,7 +68,10 @@ TUNE = ["tune", "--device", "replay:h100", "--strategy", "random", "--worth", "0
 
 
 def test_a_file_is_tuned_and_nothing_is_measured_again(cli: CommandLine, file: str, store: Store) -> None:
-    (first,) = cli.json(*TUNE, "--workloads", file, "--devices", "2", "--trials", "20")["devices"]
+    told = cli.json(*TUNE, "--workloads", file, "--devices", "2", "--trials", "20")
+    (first,) = told["devices"]
+    assert [one["name"] for one in told["fleet"]] == ["replay:h100#0", "replay:h100#1"]
+    assert all(one["calls"] > 0 and one["busy_s"] >= 0 for one in told["fleet"])
     assert first["hardware"] == "h100" and first["new_trials"] == 80 == len(list(store.trials()))
     assert first["step_us_now"] < first["step_us_before"] == 200.0 * sum(4096 / m for m in SIZES)
     assert all(w["trials"] == 20 and w["vendor_us"] == 200.0 and w["saved_us"] > 0 for w in first["workloads"])
