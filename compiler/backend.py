@@ -38,6 +38,15 @@ from kernelwright.compiler.dispatch import Answers, MostCertain, RecordedAnswers
 from kernelwright.compiler.improving import improving, is_static, kept
 from kernelwright.compiler.passes.replace import Replace
 from kernelwright.compiler.passes.sequence import joined
+from kernelwright.compiler.pieces import (
+    AgreedPieces,
+    KnownPieces,
+    MissingTimed,
+    Pieces,
+    WantedPiece,
+    local_pieces,
+    time_pieces,
+)
 from kernelwright.compiler.prebuild import build_ahead
 from kernelwright.compiler.report import Report
 from kernelwright.compiler.service_answers import SECONDS, Source, service_answers
@@ -45,7 +54,7 @@ from kernelwright.errors import DatabaseError, UsageError
 from kernelwright.kernels.triton_adapter import current_toolchain, settle_compiler
 from kernelwright.search.answer import Answer
 from kernelwright.search.timing import TIMER_VERSION
-from kernelwright.types import Workload
+from kernelwright.types import Workload, digest
 
 TRUSTED = ("measured", "stale", "nearest")
 """Kinds of answer that come from a measurement, most certain first."""
@@ -156,6 +165,7 @@ def kernel_settings(
     report = ours.report or Report()
     try:
         answers, state = _answers(ours, missing)
+        pieces = _pieces(ours)
     except Exception as error:
         report.warnings.append(str(error))
         warning_once(_log, "every product is left to Inductor: %s", error)
@@ -166,8 +176,9 @@ def kernel_settings(
         answers,
         how=ours.how,
         devices=ours.devices,
-        state=None if keep_out_of_cache else state,
+        state=None if keep_out_of_cache else digest([state, pieces.state if pieces is not None else ""]),
         report=report,
+        pieces=pieces,
         chosen=build_ahead if ours.device is None and torch.cuda.is_available() else None,
     )
     existing = patches[SLOT] if SLOT in patches else getattr(inductor_config, SLOT)
@@ -187,6 +198,33 @@ def _answers(
         # a graph from a cache would not tell what it misses
         return tuning.MissingNoted(agreed, missing), None
     return agreed, agreed.state
+
+
+def _pieces(ours: Options) -> Pieces | None:
+    """What is known of pieces timed as a whole; None where that is nothing, and nothing will be timed."""
+    if ours.answers is not None:
+        return None
+    db = ours.db or os.environ.get("KERNELWRIGHT_DB")
+    found: Pieces = known_pieces(ours)
+    if ours.tune == "missing" and torch.cuda.is_available():
+
+        def measure(wanted: Sequence[WantedPiece]) -> None:
+            time_pieces(wanted, db, ours.tune_seconds, torch.cuda.current_device())
+
+        found = MissingTimed(lambda: known_pieces(ours), measure)
+    store = default_store()
+    if store is None and isinstance(found, KnownPieces) and not found:
+        return None
+    return found if store is None else AgreedPieces(found, store, device_of(ours.device))
+
+
+def known_pieces(ours: Options) -> KnownPieces:
+    """The times in the local database; none where it cannot be read, for whatever reason."""
+    try:
+        return local_pieces(ours.db or os.environ.get("KERNELWRIGHT_DB"), ours.device)
+    except Exception as error:
+        _log.info("no times of pieces: %s", error)
+        return KnownPieces([])
 
 
 def _tuned_answers(ours: Options) -> Answers:

@@ -111,15 +111,16 @@ def local_answers(url: str | None = None, device: str | None = None) -> Recorded
 
     Raises DatabaseError when it cannot be read or there is none, UnknownDevice where there is no such GPU.
     """
-    _check_exists(url or default_url())
+    check_exists(url or default_url())
     with Store.open(url) as store:
         spec = device_of(device)
         records = store.records(device_key=spec.key, limit=None, trusted=True)
     return RecordedAnswers(records, spec, current_toolchain(TIMER_VERSION))
 
 
-def _check_exists(url: str) -> None:
-    # Opening would make an empty database, which is not for a compile to do.
+def check_exists(url: str) -> None:
+    """DatabaseUnavailable unless there is a database: opening would make an empty one, which is not for a compile to
+    do."""
     try:
         parsed = make_url(url)
     except Exception:

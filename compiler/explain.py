@@ -12,20 +12,25 @@ from typing import Any
 
 from torch.fx import Graph
 
-from kernelwright.compiler.backend import Options, known_answers
+from kernelwright.compiler.backend import Options, known_answers, known_pieces
 from kernelwright.compiler.collect import DEVICES, copied, load_model, visit
 from kernelwright.compiler.passes.replace import Replace
+from kernelwright.compiler.pieces import Pieces
 from kernelwright.compiler.report import Decision, Report
 from kernelwright.search.answer import Answer
 from kernelwright.types import Workload
 
 
 def explain(
-    model: Callable[..., Any], inputs: Sequence[Any], answers: Callable[[Workload], Answer], how: Sequence[str]
+    model: Callable[..., Any],
+    inputs: Sequence[Any],
+    answers: Callable[[Workload], Answer],
+    how: Sequence[str],
+    pieces: Pieces | None = None,
 ) -> Report:
     """The pass's decisions over one step of the model, with answers of these kinds trusted."""
     report = Report()
-    judge = Replace(answers, how=how, devices=DEVICES, report=report)
+    judge = Replace(answers, how=how, devices=DEVICES, report=report, pieces=pieces)
 
     def look(graph: Graph) -> None:
         judge(copied(graph))
@@ -40,7 +45,7 @@ def explain_file(job: Mapping[str, Any]) -> dict[str, Any]:
     job: `target`, a model as for `load_model`, and the options `device`, `db` and `url` of the backend.
     """
     options = Options(**{name: job[name] for name in ("device", "db", "url")})
-    report = explain(*load_model(job["target"]), known_answers(options), options.how)
+    report = explain(*load_model(job["target"]), known_answers(options), options.how, known_pieces(options))
     alike = Counter(dataclasses.replace(decision, node="") for decision in report.decisions)
     return {"products": [_told(decision, calls) for decision, calls in alike.items()], "warnings": report.warnings}
 

@@ -19,8 +19,9 @@ from kernelwright.service import cli_options as options
 from kernelwright.service.answer_json import tell
 from kernelwright.service.answering import Answers
 from kernelwright.service.campaign import Plan
-from kernelwright.service.cli_fleet import Where, is_model, open_whole_fleet, shares_of, tune_many
+from kernelwright.service.cli_fleet import Where, is_model, open_whole_fleet
 from kernelwright.service.cli_output import print_best, print_json, to_stderr
+from kernelwright.service.cli_pieces import tune_all
 from kernelwright.service.schemas import RunOut, TuneReport
 from kernelwright.service.settings import Settings, load_settings
 from kernelwright.service.tuning import OnTrial, TuneRequest, TuneResult, tune_and_store
@@ -80,7 +81,7 @@ def tune(
         if shape is not None or (workloads is not None and operator is not None):
             raise UsageError("a shape, a model and --workloads exclude each other; give one of them")
         plan = Plan(chosen, trials, seconds, worth / 100, seed, settings.models)
-        tune_many(settings, where, shares_of(operator, workloads), plan, json)
+        tune_all(settings, where, operator, workloads, plan, json)
         return
     if operator is None or shape is None:
         raise UsageError("tune needs an operator with --shape, a Python file with a model, or --workloads")

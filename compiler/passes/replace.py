@@ -21,20 +21,17 @@ from torch.fx import Graph, Node
 from kernelwright.compiler.dispatch import Prepared
 from kernelwright.compiler.operands import is_static
 from kernelwright.compiler.passes import dynamic_rows, open_sizes
-from kernelwright.compiler.passes.attention import Attentions
 from kernelwright.compiler.passes.candidate import Candidate, Finder, value_of
 from kernelwright.compiler.passes.constant_mask import simplify_masks
-from kernelwright.compiler.passes.convolution import Convolutions
-from kernelwright.compiler.passes.products import Products
+from kernelwright.compiler.passes.forms import FINDERS
+from kernelwright.compiler.passes.in_place import InPlace, judged, wanted_pieces
 from kernelwright.compiler.passes.rival import rival_us, steps_apart
+from kernelwright.compiler.pieces import Pieces, WantedPiece
 from kernelwright.compiler.report import Decision, Report
 from kernelwright.compiler.tuning import Tuning
 from kernelwright.errors import UsageError
 from kernelwright.search.answer import Answer
 from kernelwright.types import Workload
-
-FINDERS: tuple[Finder, ...] = (Products(), Convolutions(), Attentions())
-"""All that know a kind of operator."""
 
 OPEN_SIZES = "its sizes are not known before it runs"
 
@@ -60,6 +57,7 @@ class Replace(CustomGraphPass):
         devices: Collection[str] = ("cuda",),
         state: str | None = None,
         report: Report | None = None,
+        pieces: Pieces | None = None,
         chosen: Callable[[Sequence[Answer]], object] | None = None,
     ) -> None:
         self._answers = answers
@@ -69,12 +67,14 @@ class Replace(CustomGraphPass):
         self._devices = tuple(devices)
         self._state = state
         self._report = report or Report()
+        self._in_place = InPlace(pieces)
 
     def __call__(self, graph: Graph) -> None:
         """Replace what is faster; an error of ours leaves the rest of the graph as it is, and is logged."""
         try:
             simplify_masks(graph, self._devices)
             self._prepare(graph)
+            self._in_place.look(self._nodes(graph), lambda: self.pieces(graph))
             for finder in FINDERS:
                 for node in found_by(finder, graph):
                     self._report.decisions += self._decide(graph, finder, node)
@@ -107,6 +107,30 @@ class Replace(CustomGraphPass):
                     continue
                 for name, forms in finder.places(node):
                     yield name, *_workloads(forms)
+
+    def pieces(self, graph: Graph) -> list[WantedPiece]:
+        """The pieces of a graph whose times would decide whether a kernel of ours belongs there."""
+        places = (
+            (node, (one for _, forms in finder.places(node) for one in self._promising(forms)))
+            for finder in FINDERS
+            for node in found_by(finder, graph)
+            if not self.unfit(finder, node)
+        )
+        return wanted_pieces(places)
+
+    def _promising(self, forms: Iterable[Candidate]) -> Iterator[tuple[Candidate, Answer]]:
+        """The forms that a kernel of ours could take over by an answer that is trusted, with these answers."""
+        for candidate in forms:
+            try:
+                answer = self._answers(candidate.workload())
+            except UsageError:
+                continue
+            if answer.schedule is not None and answer.how in self._how and not candidate.obstacle():
+                yield candidate, answer
+
+    def _nodes(self, graph: Graph) -> Iterator[Node]:
+        """The nodes that kernels of ours might take over."""
+        return (n for finder in FINDERS for n in found_by(finder, graph) if not self.unfit(finder, n))
 
     def unfit(self, finder: Finder, node: Node) -> str:
         """Why a node is not ours at all, or ""."""
@@ -152,7 +176,7 @@ class Replace(CustomGraphPass):
             return [self._decide_open(graph, place)]
         if unfit:
             return [Decision(node.name, None, False, unfit)]
-        return [self._decide_place(graph, name, forms) for name, forms in finder.places(node)]
+        return [self._decide_place(graph, node, name, list(forms)) for name, forms in finder.places(node)]
 
     def _decide_rows(self, graph: Graph, node: Node) -> Decision:
         """A product whose rows only a call counts; it is ours for those numbers of rows at which ours wins."""
@@ -186,7 +210,15 @@ class Replace(CustomGraphPass):
         sizes = " and ".join(_differing(answer.workload, [one.workload for one in answers]) for answer in wins)
         return dataclasses.replace(best, reason=f"faster around {sizes}", expected_us=None, vendor_us=None)
 
-    def _decide_place(self, graph: Graph, name: str, forms: Iterable[Candidate]) -> Decision:
+    def _decide_place(self, graph: Graph, node: Node, name: str, forms: Sequence[Candidate]) -> Decision:
+        """What was timed in its place counts, and where nothing was, or only of other kernels, what can be worked out
+        from records."""
+        best = self._in_place.best(node, self._promising(forms))
+        if best is not None:
+            candidate, answer, times = best
+            candidate.replace(graph, answer)
+            self._chosen.append(answer)
+            return judged(name, answer, times, True)
         decision = Decision(name, None, False, "no form of it fits a kernel")
         for candidate in forms:
             try:
@@ -195,6 +227,10 @@ class Replace(CustomGraphPass):
                 decision = Decision(name, None, False, str(error)) if decision.workload is None else decision
                 continue
             answer = self._answers(workload)
+            lost = self._in_place.times(node, answer)
+            if lost is not None:
+                decision = judged(name, answer, lost, False)
+                continue
             decision = self._judge(name, answer, self._rival_us(answer, candidate.end))
             obstacle = candidate.obstacle() if decision.replaced else ""
             if obstacle:

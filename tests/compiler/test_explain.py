@@ -11,9 +11,14 @@ from typing import Any
 import pytest
 import torch
 
+from kernelwright.compiler.backend import Options
 from kernelwright.compiler.explain import explain, explain_file
+from kernelwright.compiler.piece_file import wanted_of
 from kernelwright.db.store import Store
 from kernelwright.kernels.matmul.workload import matmul_workload
+from kernelwright.kernels.triton_adapter import current_toolchain
+from kernelwright.pieces import PieceTimes
+from kernelwright.search.timing import TIMER_VERSION
 from kernelwright.service.cli import main
 from kernelwright.types import TuningRecord
 
@@ -77,3 +82,18 @@ def test_a_file_that_is_no_model_is_misuse(tmp_path: Path, db: str, capsys: pyte
     with pytest.raises(SystemExit) as ended:
         main(["explain", str(tmp_path / "none.py"), "--db", db])
     assert ended.value.code == 2 and "must be a Python file" in capsys.readouterr().err
+
+
+def test_times_of_whole_pieces_decide(target: str, db: str) -> None:
+    """By the record the linear layers are worth replacing; in their place they are not."""
+    options = Options(db=db, device="h100")
+    (wanted,) = wanted_of(target, options)
+    assert wanted.calls == 2 and str(wanted.piece) == "addmm"
+    ((key, option),) = wanted.options.items()
+    assert option.workload.epilogue == ("bias",)
+    place = (wanted.piece.key, option.device.key, current_toolchain(TIMER_VERSION).key)
+    with Store.open(db) as store:
+        store.put_piece(PieceTimes(*place, str(wanted.piece), 40.0, {key: 45.0}, {}, 0.01))
+    first, second = explain_file({"target": target, "device": "h100", "db": db, "url": None})["products"]
+    assert (first["replaced"], first["ours_us"], first["vendor_us"], second["replaced"]) == (False, 45.0, 40.0, False)
+    assert first["reason"] == "measured in place (addmm): no faster than Inductor's own"

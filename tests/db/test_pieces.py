@@ -29,5 +29,6 @@ def test_only_what_is_faster_by_more_than_the_noise_wins() -> None:
 
 
 def test_options_differ_by_what_is_put_in() -> None:
-    keys = {option_key(*parts) for parts in (("one", "w", "s"), ("two", "w", "s"), ("one", "v", "s"), ("one", "w", "r"))}
+    others = (("one", "w", "s"), ("two", "w", "s"), ("one", "v", "s"), ("one", "w", "r"))
+    keys = {option_key(*parts) for parts in others}
     assert len(keys) == 4

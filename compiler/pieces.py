@@ -1,0 +1,207 @@
+"""Where the times of pieces come from while a model is compiled, and the process that measures what is missing."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import logging
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
+
+from kernelwright.compiler.agreement import KeyValueStore
+from kernelwright.compiler.dispatch import check_exists, device_of
+from kernelwright.compiler.passes.forms import Option
+from kernelwright.compiler.piece import Piece
+from kernelwright.compiler.piece_job import PieceJob, PieceReply
+from kernelwright.db.engine import default_url
+from kernelwright.db.store import Store
+from kernelwright.kernels.child_process import ChildError, ChildProcess
+from kernelwright.kernels.device import gpu_uuid, present_device
+from kernelwright.kernels.triton_adapter import current_toolchain
+from kernelwright.pieces import PieceTimes
+from kernelwright.search.device_guard import DeviceLock
+from kernelwright.search.timing import TIMER_VERSION
+from kernelwright.types import DeviceSpec, Toolchain, digest
+
+PIECE_TIMEOUT_S = 180.0
+"""How long a piece may take: Inductor compiles it once for each way."""
+
+_START = "kernelwright.compiler.piece_job:start"
+
+_log = logging.getLogger(__name__)
+
+
+@dataclasses.dataclass(frozen=True)
+class WantedPiece:
+    """A piece of a graph and what could be put in; calls: how often a step runs it."""
+
+    piece: Piece
+    options: Mapping[str, Option]
+    calls: int = 1
+
+
+class Pieces(Protocol):
+    """A source of times of pieces whose present state can be told."""
+
+    @property
+    def state(self) -> str:
+        """Digest of all that is known."""
+        ...
+
+    def __call__(self, key: str) -> PieceTimes | None:
+        """The times of a piece by its key; None where it was not timed."""
+        ...
+
+    def measure(self, wanted: Callable[[], Sequence[WantedPiece]]) -> None:
+        """Time pieces that are not known, where this source does so; only then it asks which are wanted."""
+        ...
+
+
+class KnownPieces:
+    """Times of pieces, from a list."""
+
+    def __init__(self, times: Sequence[PieceTimes]) -> None:
+        self._times = {one.piece: one for one in times}
+
+    @property
+    def state(self) -> str:
+        """See `Pieces`."""
+        return digest([self._times[key].to_json() for key in sorted(self._times)])
+
+    def __len__(self) -> int:
+        return len(self._times)
+
+    def __call__(self, key: str) -> PieceTimes | None:
+        """See `Pieces`."""
+        return self._times.get(key)
+
+    def measure(self, wanted: Callable[[], Sequence[WantedPiece]]) -> None:
+        """Nothing: what is not known stays so."""
+
+
+class MissingTimed:
+    """Times of pieces that are measured where they are missing. read: what is known; time_pieces: measures, and stores
+    what it found."""
+
+    def __init__(self, read: Callable[[], KnownPieces], time_pieces: Callable[[Sequence[WantedPiece]], object]) -> None:
+        self._read, self._time = read, time_pieces
+        self._known = read()
+
+    @property
+    def state(self) -> str:
+        """See `Pieces`."""
+        return f"{self._known.state}/timed"
+
+    def __call__(self, key: str) -> PieceTimes | None:
+        """See `Pieces`."""
+        return self._known(key)
+
+    def measure(self, wanted: Callable[[], Sequence[WantedPiece]]) -> None:
+        """See `Pieces`; a failure is logged and changes nothing."""
+        missing = unknown(wanted(), self._known)
+        if not missing:
+            return
+        try:
+            self._time(missing)
+        except Exception as error:
+            _log.warning("pieces of a graph could not be timed: %s", error)
+        self._known = self._read()
+
+
+class AgreedPieces:
+    """The times that the first rank with this GPU had of a piece, for all ranks of a job."""
+
+    def __init__(self, source: Pieces, store: KeyValueStore, device: DeviceSpec) -> None:
+        self._source, self._store, self._device = source, store, device
+
+    @property
+    def state(self) -> str:
+        """See `Pieces`."""
+        return self._source.state
+
+    def __call__(self, key: str) -> PieceTimes | None:
+        """See `Pieces`."""
+        own = self._source(key)
+        text = json.dumps(None if own is None else own.to_json())
+        try:
+            said = json.loads(
+                self._store.compare_set(f"kernelwright/piece/{self._device.key}/{key}", "", text).decode()
+            )
+        except Exception as error:
+            _log.warning("ranks may choose different kernels, the store of the job failed: %s", error)
+            return own
+        return None if said is None else PieceTimes.from_json(said)
+
+    def measure(self, wanted: Callable[[], Sequence[WantedPiece]]) -> None:
+        """See `Pieces`: every rank measures on its own GPU, and the first times count."""
+        self._source.measure(wanted)
+
+
+def local_pieces(url: str | None, device: str | None) -> KnownPieces:
+    """The times in the database at `url` (None: the user's own) for a GPU by name (None: the present one) with the
+    software that is here. Raises as `kernelwright.compiler.dispatch.local_answers` does."""
+    check_exists(url or default_url())
+    with Store.open(url) as store:
+        spec = device_of(device)
+        return KnownPieces(store.pieces(spec.key, current_toolchain(TIMER_VERSION).key))
+
+
+def unknown(wanted: Sequence[WantedPiece], known: Callable[[str], PieceTimes | None]) -> list[WantedPiece]:
+    """Those of which something was not tried yet, the most frequent first."""
+
+    def is_known(one: WantedPiece) -> bool:
+        times = known(one.piece.key)
+        return times is not None and all(times.knows(key) for key in one.options)
+
+    return sorted((one for one in wanted if not is_known(one)), key=lambda one: -one.calls)
+
+
+class Meter:
+    """Times pieces on a GPU of this machine, in a process of its own."""
+
+    def __init__(self, device_index: int = 0) -> None:
+        self.device: DeviceSpec = present_device(device_index)
+        self.toolchain: Toolchain = current_toolchain(TIMER_VERSION)
+        self._child = ChildProcess(_START, init={"device_index": device_index, "l2_bytes": self.device.l2_bytes})
+        self._lock = DeviceLock(gpu_uuid(device_index) or f"gpu{device_index}")
+
+    def __call__(self, wanted: WantedPiece, timeout_s: float) -> PieceReply:
+        """The times of a piece; ChildError where the process did not live through it."""
+        with self._lock.held():
+            reply: PieceReply = self._child.call(PieceJob(wanted.piece.text, wanted.options), timeout_s)
+            return reply
+
+    def close(self) -> None:
+        """End the process."""
+        self._child.close()
+        self._lock.close()
+
+
+def time_pieces(wanted: Sequence[WantedPiece], db: str | None, seconds: float | None, device_index: int = 0) -> int:
+    """Time pieces on a GPU until the seconds are over, and store what was found; returns how many were timed."""
+    with contextlib.closing(Meter(device_index)) as meter, Store.open(db) as store:
+        return sum(1 for _ in timed(wanted, meter, store, seconds))
+
+
+def timed(
+    wanted: Sequence[WantedPiece], meter: Any, store: Store, seconds: float | None = None
+) -> Iterator[PieceTimes]:
+    """Time pieces, those that run most often first, until the seconds are over; each is stored as it comes."""
+    end = None if seconds is None else time.monotonic() + seconds
+    known = KnownPieces(store.pieces(meter.device.key, meter.toolchain.key))
+    for one in unknown(wanted, known):
+        left = None if end is None else end - time.monotonic()
+        if left is not None and left <= 0:
+            return
+        try:
+            reply = meter(one, PIECE_TIMEOUT_S)
+        except ChildError as error:
+            # what takes the process down once is not tried again
+            told = str(error).splitlines()[0]
+            reply = PieceReply(0.0, {}, dict.fromkeys(one.options, told), 0.0)
+        place = (one.piece.key, meter.device.key, meter.toolchain.key)
+        times = PieceTimes(*place, str(one.piece), reply.theirs_us, reply.ours_us, reply.failures, reply.noise)
+        store.put_piece(times)
+        yield times

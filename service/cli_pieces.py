@@ -1,0 +1,72 @@
+"""What `kernelwright tune model.py` does once the workloads are tuned: pieces of the model are timed as a whole."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from pathlib import Path
+from typing import Any
+
+from kernelwright.kernels.child_process import ChildError, ChildProcess
+from kernelwright.service.campaign import Plan
+from kernelwright.service.cli_fleet import Where, shares_of, tune_many
+from kernelwright.service.cli_output import to_stderr
+from kernelwright.service.device_args import GPU
+from kernelwright.service.settings import Settings
+
+SHARE = 0.2
+"""Share of the seconds of a tuning that is kept for pieces."""
+
+_TIME = "kernelwright.compiler.piece_file:time_file"
+_GRACE_S = 600.0
+
+
+def tune_all(
+    settings: Settings, where: Where, model: str | None, workloads: Path | None, plan: Plan, as_json: bool
+) -> None:
+    """Tune the workloads of a model or of a list, then time the pieces of the model."""
+    began = time.monotonic()
+    shares = shares_of(model, workloads)
+    if model is None:
+        tune_many(settings, where, shares, plan, as_json)
+        return
+    tune_many(settings, where, shares, dataclasses.replace(plan, seconds=for_workloads(where, plan.seconds)), as_json)
+    time_pieces(model, settings, where, began, plan.seconds)
+
+
+def gpu_of(where: Where) -> int | None:
+    """The number of the GPU of this machine that pieces are timed on; None where nothing is measured on one."""
+    first = where.device.partition(",")[0].strip().lower()
+    if where.runner != "local" or GPU.fullmatch(first) is None:
+        return None
+    return int(first.partition(":")[2] or 0)
+
+
+def for_workloads(where: Where, seconds: float | None) -> float | None:
+    """The seconds of a model's tuning that go to its workloads."""
+    return seconds if seconds is None or gpu_of(where) is None else seconds * (1 - SHARE)
+
+
+def time_pieces(model: str, settings: Settings, where: Where, began: float, seconds: float | None) -> None:
+    """Time the pieces of a model in what is left of the seconds since `began`, on a GPU of this machine; elsewhere and
+    where it fails, decisions are made from the records, as they were before."""
+    index = gpu_of(where)
+    if index is None:
+        return
+    left = None if seconds is None else max(0.0, seconds - (time.monotonic() - began))
+    job = {"target": model, "db": settings.db, "device_index": index, "seconds": left}
+    with ChildProcess(_TIME) as child:
+        try:
+            pieces: list[dict[str, Any]] = child.call(job, None if left is None else left + _GRACE_S)
+        except ChildError as error:
+            to_stderr(f"pieces of {model} were not timed: {error}")
+            return
+    for piece in pieces:
+        to_stderr(line_of(piece))
+
+
+def line_of(piece: dict[str, Any]) -> str:
+    """A timed piece in words."""
+    ours = "-" if piece["ours_us"] is None else f"{piece['ours_us']:.2f}"
+    verdict = "ours" if piece["replaced"] else "Inductor's own"
+    return f"{piece['piece']}: ours {ours} us, Inductor {piece['theirs_us']:.2f} us, {piece['calls']} calls: {verdict}"
