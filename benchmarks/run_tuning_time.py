@@ -15,7 +15,6 @@ beside --out.
 from __future__ import annotations
 
 import argparse
-import dataclasses
 import json
 import os
 import subprocess
@@ -32,6 +31,7 @@ from inductor_job import comparable
 from problems import Entry, load_matmul
 from tuned_rows import Inductor, quiet
 
+from kernelwright.cost_model import packaged_model
 from kernelwright.db import Store
 from kernelwright.kernels.child_process import ChildProcess
 from kernelwright.kernels.device import present_device
@@ -46,6 +46,7 @@ from kernelwright.types import Schedule, Workload
 
 WORDS = "tp8 qkv T2048,thousand,small hidden,GQA k/v,layer scale,M=197,K=4544"
 COLD_TIMEOUT_S = 120.0
+ONCE = Path(__file__).with_name("tune_once.py")
 
 collected = Collector()
 """The steps of the warm searches."""
@@ -63,7 +64,7 @@ def cold(workload: Workload, trials: int, timeline: Path | None = None) -> tuple
         job = json.dumps({"workload": workload.to_json(), "trials": trials, "timeline": timeline is not None})
         began = time.monotonic()
         done = subprocess.run(
-            [sys.executable, __file__, "--one", job],
+            [sys.executable, str(ONCE), job],
             env={**os.environ, "TRITON_CACHE_DIR": folder},
             stdout=subprocess.PIPE,
             text=True,
@@ -72,24 +73,10 @@ def cold(workload: Workload, trials: int, timeline: Path | None = None) -> tuple
         )
         told = json.loads(done.stdout.splitlines()[-1])
         if timeline is not None:
-            steps = [Step("import and look around", began, told["began"], told["process"])]
+            steps = [Step("python and imports", began, told["began"], told["process"])]
             steps += [Step(**step) for step in told["steps"]]
             tuning_timeline.tell(timeline, f"cold: {workload}", steps, began, told["stored_at"], told["process"])
         return told["stored_at"] - began, Schedule.from_json(told["schedule"])
-
-
-def one(job: Mapping[str, Any]) -> None:
-    """What the fresh process does. time.monotonic is the machine's, the same in every process."""
-    began = time.monotonic()
-    collector = Collector()
-    if job.get("timeline"):
-        collector.attach()
-    runner = ChildRunner()
-    result = tuned(runner, Workload.from_json(job["workload"]), Budget(job["trials"]), 0)
-    told = {"stored_at": time.monotonic(), "schedule": result.record.schedule.to_json()}
-    steps = [dataclasses.asdict(step) for step in collector.take()]
-    print(json.dumps({**told, "began": began, "process": os.getpid(), "steps": steps}), flush=True)
-    runner.close()
 
 
 def warm(runner: Runner, workload: Workload, trials: int, timeline: Path | None = None) -> TuneResult:
@@ -167,11 +154,7 @@ def main() -> None:
     parser.add_argument("--inductor", type=float, default=0, help="seconds for Inductor's max-autotune")
     parser.add_argument("--total-seconds", type=float, default=1e9, help="start no workload after so long")
     parser.add_argument("--timeline", action="store_true", help="tell where the seconds go")
-    parser.add_argument("--one", default="", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.one:
-        one(json.loads(args.one))
-        return
     if args.out is None:
         parser.error("--out is needed")
     words = [word for word in args.only.split(",") if word]
@@ -184,6 +167,8 @@ def main() -> None:
         collected.attach()
     runner, device = ChildRunner(), present_device(0)
     runner.warm_up()
+    # a process that is up has loaded its model before
+    packaged_model("matmul")
     collected.take()
     child = ChildProcess("inductor_job:start", init={"device_index": 0, "l2_bytes": device.l2_bytes})
     rival = Inductor(child, args.inductor) if args.inductor > 0 else None

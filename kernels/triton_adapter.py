@@ -107,6 +107,13 @@ def import_compiler() -> None:
         importlib.import_module(name)
 
 
+def ready_to_launch() -> None:
+    """Have Triton's driver made, which compiles C code where its cache does not hold it yet."""
+    from triton.runtime import driver
+
+    _ = driver.active.utils
+
+
 def settle_compiler() -> None:
     """Name Triton's cache and its assembler in the environment, which Inductor otherwise does for the whole process:
     a cache folder of its own and torch's assembler. What was tuned would be compiled again, by another compiler."""

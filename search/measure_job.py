@@ -176,6 +176,8 @@ class _Worker:
     def do(self, job: WarmUpJob | LoadJob | TrialJob | FinalsJob | ProbeJob) -> Reply:
         timer = self._timer
         if isinstance(job, WarmUpJob):
+            with step("launcher"):
+                triton_adapter.ready_to_launch()
             return Reply(())
         if isinstance(job, ProbeJob):
             return Reply((), probe_us=probe_times(timer))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import run_tuning_time
+import tune_once
 import tuning_timeline
 from problems import load_matmul
 
@@ -35,8 +38,8 @@ def test_a_row_compares_winners_of_short_and_long_searches_in_one_round(monkeypa
 def test_a_fresh_process_tells_its_winner(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     entry = next(entry for entry in load_matmul("extra") if entry.tag == "llama70b tp8 qkv T2048")
     runner = ReplayRunner(synthetic_trials(entry.workload, DEVICE), DEVICE)
-    monkeypatch.setattr(run_tuning_time, "ChildRunner", lambda: runner)
-    run_tuning_time.one({"workload": entry.workload.to_json(), "trials": 4})
+    monkeypatch.setattr(tune_once, "ChildRunner", lambda: runner)
+    tune_once.one({"workload": entry.workload.to_json(), "trials": 4})
     told = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert told["schedule"]["template"] and told["stored_at"] > 0
 
@@ -77,3 +80,9 @@ def test_a_timeline_has_only_what_overlaps_the_search() -> None:
         ["3.00", "stored"],
     ]
     assert [line.split()[-1] for line in tuning_timeline.summary(steps, 2.0, 5.0)[1:]] == ["load", "compile", "stored"]
+
+
+def test_a_fresh_process_imports_no_torch_before_it_tunes() -> None:
+    words = "import sys; sys.path.insert(0, sys.argv[1]); import tune_once; print('torch' in sys.modules)"
+    command = [sys.executable, "-c", words, str(Path(tune_once.__file__).parent)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"
