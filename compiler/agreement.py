@@ -1,7 +1,8 @@
 """All ranks of a distributed job run the same kernels: the first to answer a question answers it for the others.
 
 The answers go through the store that torch.distributed has for its own start, by compare-and-set. Nobody waits for
-anybody, so ranks may compile different graphs, in any order.
+anybody, so ranks may compile different graphs, in any order. What was measured holds for the whole job. That nothing
+was measured holds for the graph that was compiled without it: once the workload is tuned, later graphs take the kernel.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Protocol
 
 from kernelwright.compiler.written_answers import read, written
 from kernelwright.search.answer import Answer
-from kernelwright.types import Workload
+from kernelwright.types import Workload, digest
 
 _log = logging.getLogger(__name__)
 
@@ -46,9 +47,12 @@ class AgreedAnswers:
         self._store = store
         self._state = state
         self._agreed: dict[Workload, Answer] = {}
+        self._graph = ""
 
     def prepare(self, workloads: Sequence[Workload]) -> None:
-        """See `kernelwright.compiler.dispatch.Prepared`."""
+        """See `kernelwright.compiler.dispatch.Prepared`: the questions of one graph, the same on all ranks."""
+        self._graph = digest(sorted(workload.key for workload in workloads))
+        self._agreed = {}
         prepare = getattr(self._source, "prepare", None)
         if prepare is not None:
             prepare(workloads)
@@ -63,7 +67,10 @@ class AgreedAnswers:
         """The answer that all ranks give."""
         if workload not in self._agreed:
             own = self._source(workload)
-            said = self._first(f"answer/{own.device.key}/{workload.key}", json.dumps(written(own)))
+            mine, place = json.dumps(written(own)), f"{own.device.key}/{workload.key}"
+            # an empty text stays empty until somebody has measured
+            measured = self._first(f"answer/{place}", mine if own.how == "measured" else "")
+            said = self._first(f"graph/{self._graph}/{place}", measured or mine)
             self._agreed[workload] = own if said is None else read(json.loads(said), workload, own.device)
         return self._agreed[workload]
 

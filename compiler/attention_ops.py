@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ import torch.nn.functional as functional
 
 from kernelwright.compiler.attention_choice import chooser_of, is_plain, reads_any_address
 from kernelwright.compiler.attention_form import Form, Options, empty_like, form_of
+from kernelwright.compiler.current_device import at_device
 from kernelwright.errors import UsageError
 from kernelwright.kernels import get_operator
 from kernelwright.kernels.attention import reference
@@ -204,19 +205,6 @@ def _like(d_out: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     return torch.empty_like(out).copy_(d_out)
 
 
-def _at_device(function: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with the first argument's GPU as the current one."""
-
-    @functools.wraps(function)
-    def run(*operands: Any) -> Any:
-        if operands[0].get_device() == torch.cuda.current_device():
-            return function(*operands)
-        with torch.cuda.device(operands[0].device):
-            return function(*operands)
-
-    return run
-
-
 def _shape_only(*operands: Any) -> tuple[torch.Tensor, torch.Tensor]:
     tensors, options, _ = _sorted(operands, lse_at=0)
     return empty_results(tensors["q"], tensors["v"], options.lse)
@@ -275,7 +263,7 @@ def _defined() -> Any:
         ("attention", attention, _shape_only),
         ("attention_backward", attention_backward, _gradient_shapes),
     ):
-        library.impl(name, _at_device(function), "CUDA")
+        library.impl(name, at_device(function), "CUDA")
         library.impl(name, function, "CPU")
         torch.library.register_fake(f"kernelwright::{name}", shapes, lib=library)
     torch.library.register_autograd("kernelwright::attention", _gradients, setup_context=_remember, lib=library)

@@ -144,7 +144,11 @@ def _improving(
 
 
 def _tune(ours: Options, calls: tuning.Calls, seconds: float) -> bool:
-    return tuning.tune_in_child(calls, ours.db or os.environ.get("KERNELWRIGHT_DB"), seconds)
+    return tuning.tune_in_child(calls, _database(ours), seconds)
+
+
+def _database(ours: Options) -> str | None:
+    return ours.db or os.environ.get("KERNELWRIGHT_DB")
 
 
 def split_options(mode: str | None, options: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
@@ -230,13 +234,14 @@ def known_pieces(ours: Options) -> KnownPieces:
 def _tuned_answers(ours: Options) -> Answers:
     """Answers that are tuned where they are missing, or known to be missing: an empty database is no obstacle."""
     nothing = RecordedAnswers([], device_of(ours.device), current_toolchain(TIMER_VERSION))
-    tune = functools.partial(_tune, ours) if ours.tune == "missing" else lambda calls, seconds: False
-    return tuning.MissingTuned(lambda: known_answers(ours), nothing, tune, ours.tune_seconds)
+    tune = functools.partial(_tune, ours) if ours.tune == "missing" else lambda calls, seconds: True
+    failures = tuning.Failures(_database(ours))
+    return tuning.MissingTuned(lambda: known_answers(ours), nothing, tune, ours.tune_seconds, failures)
 
 
 def known_answers(ours: Options) -> Answers:
     """The answers of the database and, where there is one, of the service; with a service no database is needed."""
-    db, url = ours.db or os.environ.get("KERNELWRIGHT_DB"), ours.url or os.environ.get("KERNELWRIGHT_URL")
+    db, url = _database(ours), ours.url or os.environ.get("KERNELWRIGHT_URL")
     if not url:
         return local_answers(db, ours.device)
     key, toolchain = os.environ.get("KERNELWRIGHT_API_KEY"), current_toolchain(TIMER_VERSION)

@@ -30,20 +30,27 @@ class Improving:
     ) -> None:
         self._run, self._graph, self._again = run, graph, again
         self._tune = tune
-        self._ready = False
+        self._ready = threading.Event()
+        self._swap = threading.Lock()
 
     def work(self) -> None:
         """Tune; called in a thread of its own."""
         try:
-            self._ready = self._tune()
+            if self._tune():
+                self._ready.set()
         except Exception as error:
             _log.warning("a graph stays as it was compiled: %s", error)
 
     def __call__(self, *args: Any) -> Any:
         """The graph's results."""
-        if self._ready and not _is_recorded():
-            self._ready = False
-            self._improve(args)
+        if self._ready.is_set() and not _is_recorded() and self._swap.acquire(blocking=False):
+            # one thread compiles, once; others run what there is meanwhile
+            try:
+                if self._ready.is_set():
+                    self._ready.clear()
+                    self._improve(args)
+            finally:
+                self._swap.release()
         return self._run(*args)
 
     def _improve(self, args: Sequence[Any]) -> None:

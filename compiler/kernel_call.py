@@ -17,6 +17,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from kernelwright.compiler import prebuild, torch_calls
+from kernelwright.compiler.current_device import at_device
 from kernelwright.errors import InvalidWorkload
 from kernelwright.kernels import get_operator
 from kernelwright.kernels.attention.operator import PORTABLE as PORTABLE_ATTENTION
@@ -164,23 +165,20 @@ def call_of(names: str, workload: str, schedule: str, results: str) -> Call:
     return Call(names, workload, schedule, results)
 
 
-def _on_gpu(operands: list[torch.Tensor], names: str, workload: str, schedule: str, results: str) -> list[torch.Tensor]:
-    call = call_of(names, workload, schedule, results)
-    if operands[0].device.index == torch.cuda.current_device():
-        return call.run(operands)
-    with torch.cuda.device(operands[0].device):
-        return call.run(operands)
+def call(operands: list[torch.Tensor], names: str, workload: str, schedule: str, results: str) -> list[torch.Tensor]:
+    """The results of a schedule of a workload, by our kernel where it can run. names: of the operands, by commas."""
+    return call_of(names, workload, schedule, results).run(operands)
 
 
 def _on_cpu(operands: list[torch.Tensor], names: str, workload: str, schedule: str, results: str) -> list[torch.Tensor]:
     # Triton, which takes a second to import, is only needed where it may interpret kernels.
     import triton
 
-    call = call_of(names, workload, schedule, results)
     if triton.knobs.runtime.interpret:
-        return call.run(operands)
-    found = torch_calls.compute(call.workload, dict(zip(call.names, operands, strict=True)))
-    return [laid_out(result, form) for result, form in zip(found, call.results, strict=True)]
+        return call(operands, names, workload, schedule, results)
+    place = call_of(names, workload, schedule, results)
+    found = torch_calls.compute(place.workload, dict(zip(place.names, operands, strict=True)))
+    return [laid_out(result, form) for result, form in zip(found, place.results, strict=True)]
 
 
 def _shape_only(
@@ -196,7 +194,7 @@ def _defined() -> Any:
         "call(Tensor[] operands, str names, str workload, str schedule, str results) -> Tensor[]",
         tags=(torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag),
     )
-    library.impl("call", _on_gpu, "CUDA")
+    library.impl("call", at_device(call), "CUDA")
     library.impl("call", _on_cpu, "CPU")
     torch.library.register_fake("kernelwright::call", _shape_only, lib=library)
     return library

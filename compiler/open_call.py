@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as functional
 
 from kernelwright.compiler import attention_operands, conv2d_operands
+from kernelwright.compiler.current_device import at_device
 from kernelwright.compiler.kernel_call import Call, Form, check_operands, laid_out, written_forms
 from kernelwright.compiler.operands import batched_workload_of
 from kernelwright.compiler.ops import REACH
@@ -120,13 +121,6 @@ def open_call(operands: Sequence[torch.Tensor], names: str, told: str, table: st
     return by_torch(dict(zip(names.split(","), operands, strict=True)), json.loads(told))
 
 
-def _on_gpu(operands: list[torch.Tensor], names: str, told: str, table: str) -> torch.Tensor:
-    if operands[0].device.index == torch.cuda.current_device():
-        return open_call(operands, names, told, table)
-    with torch.cuda.device(operands[0].device):
-        return open_call(operands, names, told, table)
-
-
 def _on_cpu(operands: list[torch.Tensor], names: str, told: str, table: str) -> torch.Tensor:
     # Triton, which takes a second to import, is only needed where it may interpret kernels.
     import triton
@@ -146,7 +140,7 @@ def _defined() -> Any:
         "open_call(Tensor[] operands, str names, str told, str table) -> Tensor",
         tags=(torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag),
     )
-    library.impl("open_call", _on_gpu, "CUDA")
+    library.impl("open_call", at_device(open_call), "CUDA")
     library.impl("open_call", _on_cpu, "CPU")
     torch.library.register_fake("kernelwright::open_call", _shape_only, lib=library)
     return library

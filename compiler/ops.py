@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from kernelwright.compiler import prebuild
+from kernelwright.compiler.current_device import at_device
 from kernelwright.compiler.operands import workload_of
 from kernelwright.errors import UsageError
 from kernelwright.kernels import get_operator
@@ -123,20 +124,6 @@ def _aligned(inputs: dict[str, torch.Tensor]) -> bool:
     return inputs["a"].data_ptr() % ALIGNMENT == 0 and inputs["b"].data_ptr() % ALIGNMENT == 0
 
 
-def _on_gpu(
-    a: torch.Tensor,
-    b: torch.Tensor,
-    bias: torch.Tensor | None,
-    epilogue: str,
-    schedule_json: str,
-    out_dtype: torch.dtype,
-) -> torch.Tensor:
-    if a.device.index == torch.cuda.current_device():
-        return matmul(a, b, bias, epilogue, schedule_json, out_dtype)
-    with torch.cuda.device(a.device):
-        return matmul(a, b, bias, epilogue, schedule_json, out_dtype)
-
-
 def _on_cpu(
     a: torch.Tensor,
     b: torch.Tensor,
@@ -170,7 +157,7 @@ def _defined() -> Any:
         "matmul(Tensor a, Tensor b, Tensor? bias, str epilogue, str schedule_json, ScalarType out_dtype) -> Tensor",
         tags=(torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag),
     )
-    library.impl("matmul", _on_gpu, "CUDA")
+    library.impl("matmul", at_device(matmul), "CUDA")
     library.impl("matmul", _on_cpu, "CPU")
     torch.library.register_fake("kernelwright::matmul", _shape_only, lib=library)
     return library

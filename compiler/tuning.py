@@ -7,6 +7,7 @@ the database and tunes first where most is to be saved. It ends by itself once i
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import subprocess
@@ -17,12 +18,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
+import platformdirs
 import torch
 
 from kernelwright.compiler.dispatch import Answers, Prepared
 from kernelwright.errors import KernelwrightError
 from kernelwright.search.answer import Answer
-from kernelwright.types import Workload
+from kernelwright.types import Workload, digest
 
 MODES = ("never", "missing", "background")
 
@@ -34,7 +36,8 @@ GRACE_S = 60.0
 
 _COMMAND = "from kernelwright.service.cli import main; main()"
 
-_tried: set[tuple[str | None, Workload]] = set()
+_tried: dict[tuple[str | None, Workload], bool] = {}
+"""What this process has tuned, by database, and whether that went well."""
 
 _log = logging.getLogger(__name__)
 
@@ -52,12 +55,16 @@ class Tuning(Protocol):
 
 
 def tune_in_child(calls: Calls, db: str | None, seconds: float) -> bool:
-    """Tune the workloads on the present GPU in a child process; False, logged, when that failed. What this process has
-    tuned already, with whatever outcome, is not tuned again."""
-    calls = {workload: count for workload, count in calls.items() if (db, workload) not in _tried}
-    _tried.update((db, workload) for workload in calls)
-    if not calls:
-        return True
+    """Tune the workloads on the present GPU in a child process; False, logged, when that failed, now or before. What
+    this process has tuned already, with whatever outcome, is not tuned again."""
+    new = {workload: count for workload, count in calls.items() if (db, workload) not in _tried}
+    if new:
+        went = _run_child(new, db, seconds)
+        _tried.update(((db, workload), went) for workload in new)
+    return all(_tried[db, workload] for workload in calls)
+
+
+def _run_child(calls: Calls, db: str | None, seconds: float) -> bool:
     with tempfile.TemporaryDirectory(prefix="kernelwright-tune-") as folder:
         listed = Path(folder) / "workloads.json"
         entries = [{"workload": workload.to_json(), "calls": count} for workload, count in calls.items()]
@@ -82,6 +89,28 @@ def tune_in_child(calls: Calls, db: str | None, seconds: float) -> bool:
         return True
 
 
+class Failures:
+    """How often tuning for a database has failed, kept between processes: a graph that was compiled after a failure
+    must not be found in Inductor's cache by a process that may have more luck. A folder that cannot be written to
+    forgets."""
+
+    def __init__(self, db: str | None, folder: Path | None = None) -> None:
+        folder = folder or platformdirs.user_cache_path("kernelwright") / "failed-tunings"
+        self._file = folder / digest([db])
+
+    @property
+    def count(self) -> int:
+        """One byte stands for each."""
+        return self._file.stat().st_size if self._file.exists() else 0
+
+    def add(self) -> None:
+        """Count one more."""
+        with contextlib.suppress(OSError):
+            self._file.parent.mkdir(parents=True, exist_ok=True)
+            with self._file.open("ab") as file:
+                file.write(b".")
+
+
 class MissingTuned:
     """Answers that are measured before they are given: what has none is tuned first, within `seconds` for a graph.
 
@@ -89,9 +118,15 @@ class MissingTuned:
     """
 
     def __init__(
-        self, read: Callable[[], Answers], empty: Answers, tune: Callable[[Calls, float], bool], seconds: float
+        self,
+        read: Callable[[], Answers],
+        empty: Answers,
+        tune: Callable[[Calls, float], bool],
+        seconds: float,
+        failures: Failures,
     ) -> None:
         self._read, self._empty, self._tune, self._seconds = read, empty, tune, seconds
+        self._failures = failures
         self._source = self._present()
 
     def prepare(self, workloads: list[Workload]) -> None:
@@ -103,8 +138,9 @@ class MissingTuned:
         """See `Tuning`."""
         missing = unmeasured(self._source, calls)
         if missing:
+            if not self._tune(missing, self._seconds):
+                self._failures.add()
             # a child that failed may have stored something before
-            self._tune(missing, self._seconds)
             self._source = self._present()
 
     def __call__(self, workload: Workload) -> Answer:
@@ -113,8 +149,8 @@ class MissingTuned:
 
     @property
     def state(self) -> str:
-        """That of the answers, marked: a graph that was compiled after tuning is another one."""
-        return f"{self._source.state}/tuned within {self._seconds:g} s"
+        """That of the answers, marked: a graph that was compiled after tuning, or after it failed, is another one."""
+        return f"{self._source.state}/tuned within {self._seconds:g} s/{self._failures.count} failed"
 
     def _present(self) -> Answers:
         try:

@@ -38,6 +38,23 @@ def test_the_first_answer_is_everybodys(record_of: Maker) -> None:
     assert [rank.state is None for rank in ranks] == [False, True]
 
 
+def test_what_was_not_measured_holds_for_the_graph_that_asked(record_of: Maker) -> None:
+    store, known = distributed.HashStore(), answers(record_of(WORKLOAD))
+    early, late = AgreedAnswers(answers(), store, None), AgreedAnswers(known, store, None)
+    asked = [WORKLOAD, matmul_workload(16, 16, 16)]
+    early.prepare(asked)
+    late.prepare(asked)
+    assert [rank(WORKLOAD).choice for rank in (early, late)] == ["vendor", "vendor"]
+    # in the next graph one of them has tuned it, and all take that
+    for rank in (late, early):
+        rank.prepare([WORKLOAD])
+        assert rank(WORKLOAD).choice == "kernel"
+    # whoever compiles the first graph only now does as the others did
+    third = AgreedAnswers(known, store, None)
+    third.prepare(asked[::-1])
+    assert third(WORKLOAD).choice == "vendor"
+
+
 def test_another_gpu_has_answers_of_its_own(record_of: Maker) -> None:
     store = distributed.HashStore()
     other = RecordedAnswers([], named_device("h200"), TOOLCHAIN)

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import types
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 
 from kernelwright.compiler import ops
+from kernelwright.compiler.current_device import at_device
 from kernelwright.compiler.ops import MATMUL, by_torch, matmul
 from kernelwright.kernels.matmul.reference import activations
 from kernelwright.types import Schedule
@@ -117,3 +121,20 @@ def test_by_torch_takes_half_precision() -> None:
     a, b = tensor(6, 8, dtype=torch.float16), tensor(8, 12, dtype=torch.float16)
     out = by_torch(a, b, None, "silu", torch.float16)
     torch.testing.assert_close(out.float(), torch.nn.functional.silu(a.float() @ b.float()), atol=5e-3, rtol=5e-3)
+
+
+@pytest.mark.parametrize(("index", "entered"), [(0, []), (3, ["cuda:3"])])
+def test_an_operator_runs_with_the_gpu_of_its_operands(
+    index: int, entered: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[str] = []
+
+    @contextlib.contextmanager
+    def device(which: torch.device) -> Iterator[None]:
+        seen.append(str(which))
+        yield
+
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "device", device)
+    operand = types.SimpleNamespace(get_device=lambda: index, device=torch.device("cuda", index))
+    assert at_device(lambda operands, text: text)([operand], "done") == "done" and seen == entered

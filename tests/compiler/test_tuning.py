@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import platformdirs
 import pytest
 import torch
 
@@ -32,8 +33,9 @@ Maker = Callable[..., Any]
 
 
 @pytest.fixture(autouse=True)
-def nothing_tried(monkeypatch: pytest.MonkeyPatch, fresh_dynamo: None) -> None:
-    monkeypatch.setattr(tuning, "_tried", set())
+def nothing_tried(monkeypatch: pytest.MonkeyPatch, fresh_dynamo: None, tmp_path: Path) -> None:
+    monkeypatch.setattr(tuning, "_tried", {})
+    monkeypatch.setattr(platformdirs, "user_cache_path", lambda name: tmp_path / "cache")
 
 
 class Tuner:
@@ -86,6 +88,36 @@ def test_what_is_measured_is_not_tuned(tuner: Tuner, calls: list[str]) -> None:
         torch._dynamo.reset()
         torch.testing.assert_close(compiled(tuner, torch.mm, tune="missing")(x, w), x @ w)
     assert len(tuner.asked) == 1 and calls == ["", ""]
+
+
+def test_a_graph_whose_tuning_failed_is_tuned_by_the_next_process(
+    tuner: Tuner, calls: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outcomes: list[bool] = []
+
+    def fail(calls: tuning.Calls, db: str | None, seconds: float) -> bool:
+        outcomes.append(False)
+        return False
+
+    x, w = torch.randn(4, 24), torch.randn(24, 8)
+    Store.open(tuner.url).close()
+    for tune, tried in ((fail, 1), (fail, 2), (tuner, 2), (tuner, 2)):
+        torch._dynamo.reset()
+        monkeypatch.setattr(tuning, "tune_in_child", tune)
+        torch.testing.assert_close(compiled(tuner, torch.mm, tune="missing")(x, w), x @ w)
+        assert len(outcomes) == tried
+    assert len(tuner.asked) == 1 and calls == ["", ""]
+
+
+def test_failures_are_counted_by_database_wherever_a_folder_can_be_written(tmp_path: Path) -> None:
+    for _ in range(2):
+        tuning.Failures("sqlite:///a.db", tmp_path / "new").add()
+    assert tuning.Failures("sqlite:///a.db", tmp_path / "new").count == 2
+    assert tuning.Failures("sqlite:///b.db", tmp_path / "new").count == 0
+    (tmp_path / "file").touch()
+    nowhere = tuning.Failures(None, tmp_path / "file" / "folder")
+    nowhere.add()
+    assert nowhere.count == 0
 
 
 def test_never_tunes_nothing(tuner: Tuner, calls: list[str]) -> None:
@@ -176,6 +208,28 @@ def test_nothing_changes_while_cuda_records(monkeypatch: pytest.MonkeyPatch) -> 
     assert found(1) == "new"
 
 
+def test_two_threads_compile_a_graph_again_once() -> None:
+    begun: list[int] = []
+    inside, go_on = threading.Event(), threading.Event()
+
+    def again(*given: Any) -> Any:
+        begun.append(1)
+        inside.set()
+        assert go_on.wait(60)
+        return lambda x: "new"
+
+    found = improving.Improving(lambda x: "old", graph_of(lambda x: x), lambda: True, again)
+    found.work()
+    given: list[Any] = []
+    first = threading.Thread(target=lambda: given.append(found(1)))
+    first.start()
+    # the other one does not wait for it
+    assert inside.wait(60) and found(1) == "old"
+    go_on.set()
+    first.join()
+    assert given == ["new"] and found(1) == "new" and begun == [1]
+
+
 def test_the_child_is_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
 
@@ -198,6 +252,9 @@ def test_the_child_reads_our_list(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         pytest.skip("would tune")
     assert not tuning.tune_in_child({WORKLOAD: 1}, f"sqlite:///{tmp_path / 'x.db'}", 1)
     assert "tuning failed" in caplog.text and "GPU" in caplog.text
+    # it is not run again, and has not gone well for that
+    assert not tuning.tune_in_child({WORKLOAD: 1}, f"sqlite:///{tmp_path / 'x.db'}", 1)
+    assert caplog.text.count("tuning failed") == 1
 
 
 def test_the_child_tunes_and_stores(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -239,7 +296,7 @@ def test_without_a_database_nothing_is_known_yet(record_of: Maker, went: bool) -
         recorded.extend(record_of(workload) for workload in calls)
         return went
 
-    answers = tuning.MissingTuned(read, RecordedAnswers([], H100, toolchain), tune, 5)
+    answers = tuning.MissingTuned(read, RecordedAnswers([], H100, toolchain), tune, 5, tuning.Failures(None))
     before = answers.state
     assert answers(WORKLOAD).how == "vendor"
     answers.tune({WORKLOAD: 1})
