@@ -5,9 +5,11 @@ from __future__ import annotations
 import difflib
 import importlib
 import re
+import sys
 from typing import Any
 
 from kernelwright.errors import UnknownDevice
+from kernelwright.kernels.cuda_driver import DriverGpu, driver_gpus
 from kernelwright.kernels.device_table import NAMED_DEVICES, SHARED_MEMORY_BYTES
 from kernelwright.types import DeviceSpec, FrozenMap
 
@@ -30,12 +32,18 @@ def named_device(name: str) -> DeviceSpec:
 
 def gpu_count() -> int:
     """How many GPUs torch sees in this machine; 0 without torch."""
+    listed = _listed()
+    if listed is not None:
+        return len(listed)
     torch = _torch()
     return int(torch.cuda.device_count()) if torch is not None else 0
 
 
 def gpu_uuid(index: int) -> str:
     """What tells an NVIDIA GPU from all others, as its driver spells it ("GPU-..."); "" where torch does not say."""
+    listed = _listed()
+    if listed is not None:
+        return f"GPU-{listed[index].uuid}" if 0 <= index < len(listed) else ""
     if not 0 <= index < gpu_count() or _torch().version.hip:
         return ""
     uuid = getattr(_torch().cuda.get_device_properties(index), "uuid", None)
@@ -47,6 +55,11 @@ def present_device(index: int = 0) -> DeviceSpec:
 
     A GPU that is known by name gives the named spec, so that two of one kind have one key.
     """
+    listed = _listed()
+    if listed is not None and 0 <= index < len(listed):
+        known = _known(listed[index], f"sm_{listed[index].major}{listed[index].minor}")
+        if known is not None:
+            return known
     count = gpu_count()
     if not 0 <= index < count:
         if count:
@@ -62,11 +75,20 @@ def present_device(index: int = 0) -> DeviceSpec:
 def device_from_properties(properties: Any) -> DeviceSpec:
     """The spec of a GPU that torch describes (what `torch.cuda.get_device_properties` returns)."""
     architecture = _architecture(properties)
+    return _known(properties, architecture) or _unnamed(properties, architecture)
+
+
+def _known(properties: Any, architecture: str) -> DeviceSpec | None:
     for known in NAMED_DEVICES.values():
         same = (known.architecture, known.multiprocessors) == (architecture, properties.multi_processor_count)
         if same and abs(properties.total_memory / known.memory_bytes - 1) < _SAME_MEMORY:
             return known
-    return _unnamed(properties, architecture)
+    return None
+
+
+def _listed() -> tuple[DriverGpu, ...] | None:
+    """The GPUs as the driver tells them, as long as nobody has imported torch, which would have to be asked first."""
+    return None if "torch" in sys.modules else driver_gpus()
 
 
 def _torch() -> Any:
