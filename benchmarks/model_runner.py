@@ -14,7 +14,6 @@ import queue
 import signal
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -30,6 +29,9 @@ COMPILING = 0.85
 
 LEAST_S = 20.0
 """With less time nothing is begun."""
+
+LOOK_S = 2.0
+"""How often a model's row is looked at while the model runs."""
 
 TUNING_GRACE_S = 60.0
 """What tuning takes besides its seconds: a model is made and looked through, and the last comparison ends."""
@@ -53,11 +55,16 @@ class Batch:
 
 
 def run_batch(batch: Batch, keep: Callable[[Row], None]) -> None:
-    """Run the models in order, each GPU the next one; `keep` takes a row each, from one thread at a time."""
+    """Run the models in order, each GPU the next one. `keep` takes a row whenever more is known of a model, from one
+    thread at a time; the last one of a model may have a `failure`."""
     waiting: queue.SimpleQueue[str] = queue.SimpleQueue()
     for name in batch.names:
         waiting.put(name)
     end, lock = time.monotonic() + batch.total_seconds, threading.Lock()
+
+    def told(row: Row) -> None:
+        with lock:
+            keep(row)
 
     def serve(gpu: str) -> None:
         while True:
@@ -68,9 +75,7 @@ def run_batch(batch: Batch, keep: Callable[[Row], None]) -> None:
                     name = waiting.get_nowait()
                 except queue.Empty:
                     return
-            row = run_one(name, batch, gpu, share)
-            with lock:
-                keep(row)
+            told(run_one(name, batch, gpu, share, told))
 
     threads = [threading.Thread(target=serve, args=(gpu,)) for gpu in batch.gpus]
     for thread in threads:
@@ -79,12 +84,13 @@ def run_batch(batch: Batch, keep: Callable[[Row], None]) -> None:
         thread.join()
 
 
-def run_one(name: str, batch: Batch, gpu: str, seconds: float) -> Row:
-    """The row of a model, as far as it came within its seconds; `failure` says what went wrong."""
+def run_one(name: str, batch: Batch, gpu: str, seconds: float, keep: Callable[[Row], None]) -> Row:
+    """A model's row, as far as it came within its seconds; `failure` says what went wrong. keep: as of `run_batch`."""
     until = time.monotonic() + seconds
     batch.logs.mkdir(parents=True, exist_ok=True)
-    log = batch.logs / f"{name.replace(':', '-')}.log"
-    with log.open("w", encoding="utf-8") as text, tempfile.TemporaryDirectory(prefix="model-") as folder:
+    log, out, job = (batch.logs / f"{name.replace(':', '-')}.{ending}" for ending in ("log", "row.json", "job.json"))
+    out.unlink(missing_ok=True)
+    with log.open("w", encoding="utf-8") as text:
         if batch.tune_seconds > 0:
             command = [sys.executable, "-c", _TUNE, "tune", target_of(name), "--device", "cuda"]
             command += ["--seconds", f"{batch.tune_seconds:g}", "--db", batch.plan["db"]]
@@ -93,29 +99,39 @@ def run_one(name: str, batch: Batch, gpu: str, seconds: float) -> Row:
         left = until - time.monotonic()
         if left < LEAST_S:
             return _without(name, "no time left")
-        out = Path(folder) / "row.json"
-        job = {"model": name, "plan": dict(batch.plan), "seconds": COMPILING * left, "out": str(out)}
-        written = Path(folder) / "job.json"
-        written.write_text(json.dumps(job), encoding="utf-8")
-        failure = _run([sys.executable, str(JOB), str(written)], gpu, left, text)
-        row: Row = json.loads(out.read_text(encoding="utf-8")) if out.exists() else _without(name, "")
+        told = {"model": name, "plan": dict(batch.plan), "seconds": COMPILING * left, "out": str(out.resolve())}
+        job.write_text(json.dumps(told), encoding="utf-8")
+        seen: list[str] = []
+
+        def look() -> None:
+            found = out.read_text(encoding="utf-8") if out.exists() else ""
+            if found and found not in seen:
+                seen.append(found)
+                keep(json.loads(found))
+
+        failure = _run([sys.executable, str(JOB), str(job)], gpu, left, text, look)
+    row: Row = json.loads(out.read_text(encoding="utf-8")) if out.exists() else _without(name, "")
     if failure:
         row["failure"] = f"{failure}: {_last_line(log)}"[:300]
     return row
 
 
-def _run(command: Sequence[str], gpu: str, seconds: float, text: Any) -> str:
-    """Run a command for one GPU within a time, with all that it starts ended then; why it failed, or ""."""
+def _run(command: Sequence[str], gpu: str, seconds: float, text: Any, look: Callable[[], None] = lambda: None) -> str:
+    """Run a command for one GPU within a time, with all that it starts ended then; why it failed, or "". look: called
+    every now and then meanwhile."""
     if seconds <= 0:
         return "no time left"
     # PYTHONSAFEPATH would keep the benchmarks from importing their neighbours
     env = {name: value for name, value in os.environ.items() if name != "PYTHONSAFEPATH"}
     env["CUDA_VISIBLE_DEVICES"] = gpu
+    until = time.monotonic() + seconds
     process = subprocess.Popen(command, stdout=text, stderr=subprocess.STDOUT, env=env, start_new_session=True)
     try:
-        code = process.wait(seconds)
-        return f"exit code {code}" if code else ""
-    except subprocess.TimeoutExpired:
+        while (left := until - time.monotonic()) > 0:
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                code = process.wait(min(left, LOOK_S))
+                return f"exit code {code}" if code else ""
+            look()
         return f"ended after {seconds:.0f} s"
     finally:
         with contextlib.suppress(ProcessLookupError):

@@ -174,7 +174,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--gpus", default="0", help="indices by commas; each runs one model at a time")
     parser.add_argument("--tune", type=float, default=0, help="seconds for which each model is tuned first")
     parser.add_argument("--cache", type=Path, help="a folder that keeps what max-autotune measured for its next run")
-    parser.add_argument("--compiles", type=int, default=2, help="default and ours compile so often; the fastest counts")
+    parser.add_argument("--compiles", type=int, default=1, help="default and ours compile so often; the fastest counts")
     parser.add_argument("--resume", action="store_true", help="go on with --out: only what it lacks is run")
     args = parser.parse_args()
     if not (args.out or args.table):

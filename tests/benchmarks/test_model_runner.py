@@ -38,7 +38,6 @@ def batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *names: str, **fields
     given = {"gpus": ["0"], "total_seconds": 60.0, **fields}
     rows: list[dict[str, Any]] = []
     model_runner.run_batch(model_runner.Batch(names, plan, logs=tmp_path / "logs", **given), rows.append)
-    assert len(rows) == len(names)
     return {row["model"]: row for row in rows}
 
 
@@ -50,6 +49,19 @@ def test_a_model_that_fails_leaves_the_others_their_turn(tmp_path: Path, monkeyp
     assert "failure" not in rows["good"]
     summary = run_compile.report.summary(list(rows.values()))
     assert {name: one["geomean"] for name, one in summary.items()} == {"all": 1.5, "training": 1.5}
+
+
+def test_what_is_known_of_a_model_is_told_while_it_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(model_runner, "LOOK_S", 0.05)
+    told: list[bool] = []
+    taken: dict[str, Any] = {"gpus": ["0"], "total_seconds": 4.0}
+    job = tmp_path / "job.py"
+    job.write_text(JOB)
+    monkeypatch.setattr(model_runner, "JOB", job)
+    monkeypatch.setattr(model_runner, "LEAST_S", 0.1)
+    one = model_runner.Batch(["hangs"], {"modes": ["ours"]}, logs=tmp_path / "logs", **taken)
+    model_runner.run_batch(one, lambda row: told.append("failure" in row))
+    assert told == [False, True]
 
 
 def test_a_model_that_hangs_is_ended_in_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,7 +91,7 @@ def test_a_model_is_tuned_before_it_is_timed(tmp_path: Path, monkeypatch: pytest
     given = model_runner.Batch(["small"], plan, ["0"], 60.0, tmp_path / "logs", tune_seconds=5.0)
     rows: list[dict[str, Any]] = []
     model_runner.run_batch(given, rows.append)
-    assert rows[0]["ratio"] == len("tuned") and "failure" not in rows[0]
+    assert rows[-1]["ratio"] == len("tuned") and "failure" not in rows[-1]
 
 
 def test_a_job_leaves_a_whole_row_whenever_it_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,7 +118,7 @@ def run(
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 2**30)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 2**29)
     monkeypatch.setattr(model_run, "present_device", lambda index: named_device("h100"))
-    plan = {"modes": ("default", "ours"), **plan}
+    plan = {"modes": ("ours", "default"), **plan}
     rows: list[dict[str, Any]] = []
     until = time.monotonic() + seconds
     model_run.run_model("small", model_run.Plan(f"sqlite:///{tmp_path / 'none.db'}", **plan), until, rows.append)
@@ -151,7 +151,7 @@ def test_a_model_is_run_from_end_to_end(tmp_path: Path, monkeypatch: pytest.Monk
     for one in row["contenders"].values():
         assert "failure" not in one and one["peak_gb"] == 1.0 and one["compile_s"] > 0 and one["error"] < 1e-2
         assert "gradient_error" not in one
-    assert row["ratio"] == 0.5 and row["replaced"] == 0 and row["aa_ratio"] == 3.0
+    assert row["ratio"] == 2.0 and row["replaced"] == 0 and row["aa_ratio"] == 3.0
     late = run(INFERENCE, tmp_path, monkeypatch, seconds=0)[-1]
     assert late["ratio"] is None and all(one["failure"] for one in late["contenders"].values())
 
@@ -169,13 +169,15 @@ def test_default_and_ours_are_told_before_max_autotune_begins(tmp_path: Path, mo
 
     monkeypatch.setattr(model_run, "compile_one", compiled)
     cache = tmp_path / "cache"
-    plan = {"modes": ("default", "ours", "max_autotune"), "compiles": 2, "cache": str(cache)}
+    plan = {"modes": ("ours", "default", "max_autotune"), "compiles": 2, "cache": str(cache)}
     rows = run(INFERENCE, tmp_path, monkeypatch, **plan)
-    assert begun == ["default", "ours", "max_autotune"]
+    assert begun == ["ours", "default", "max_autotune"]
     assert [sum(one["ms"] is not None for one in row["contenders"].values()) for row in rows] == [0, 2, 2, 2]
-    assert rows[1]["contenders"]["max_autotune"]["ms"] is None and rows[1]["ratio"] == 0.5
+    assert rows[1]["contenders"]["max_autotune"]["ms"] is None and rows[1]["ratio"] == 2.0
     assert rows[-1]["contenders"]["max_autotune"]["failure"] == "it ran out of memory"
     assert rows[-1]["places"] == rows[1]["places"] == 0 and set(rows[-1]["start_s"]) == {"default", "ours"}
+    stages = ["model", "first compile", "eager", *begun, "timing", "default again", "ours again"]
+    assert sorted(rows[-1]["stages_s"]) == sorted(stages)
 
 
 def test_only_max_autotune_finds_what_was_kept_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,7 +188,7 @@ def test_only_max_autotune_finds_what_was_kept_before(tmp_path: Path, monkeypatc
         folder.mkdir(parents=True, exist_ok=True)
 
     monkeypatch.setattr(model_run, "compile_one", compiled)
-    modes = ("default", "ours", "max_autotune", "ours_max")
+    modes = ("ours", "default", "max_autotune", "ours_max")
     first, again = (run(INFERENCE, tmp_path, monkeypatch, modes=modes, cache=str(tmp_path / "c"))[-1] for _ in "ab")
     assert first["from_cache"] == ["ours_max"] and again["from_cache"] == ["max_autotune", "ours_max"]
     assert {*folders["max_autotune"], *folders["ours_max"]} == {tmp_path / "c" / "small"}
