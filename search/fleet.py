@@ -174,6 +174,9 @@ class Fleet:
         """Say that a device that was taken is gone: it is brought back in the background, or set aside."""
         logger.warning("%s was lost: %s", member.name, reason)
         with self._changed:
+            if self._closed.is_set():
+                # whoever waits for it is told so
+                return
             member.losses += 1
             member.state, member.reason = LOST, reason
             gone = member.losses >= self.rules.losses

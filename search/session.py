@@ -60,7 +60,9 @@ class Session:
         origin: str = "tune",
         known: Sequence[Trial] = (),
         batch: int = 16,
+        patient: bool = True,
     ) -> None:
+        self._patient = patient
         self._workload = workload
         self._runner = runner
         self._strategy = strategy
@@ -107,7 +109,7 @@ class Session:
         for trial in self._known:
             self._note(trial.schedule, trial.measurement)
         while schedules := self._next_batch():
-            patient = None if deadline is None else deadline + (0.0 if self._worked else FIRST_RESULT_S)
+            patient = None if deadline is None else deadline + self._late_s
             for schedule, measurement in self._measure(schedules, patient, fed=patient == deadline):
                 self._note(schedule, measurement)
                 yield self._trial(schedule, measurement)
@@ -131,10 +133,15 @@ class Session:
     def _worked(self) -> bool:
         return math.isfinite(self._best_us)
 
+    @property
+    def _late_s(self) -> float:
+        """How far past its seconds it may go on as things are."""
+        return 0.0 if self._worked or not self._patient else FIRST_RESULT_S
+
     def _next_batch(self, waiting: int = 0) -> list[Schedule]:
         """What to measure next beside those that wait for it already."""
         seconds = self._seconds()
-        if not self._worked and self._budget.seconds is not None and seconds < self._budget.seconds + FIRST_RESULT_S:
+        if self._budget.seconds is not None and seconds < self._budget.seconds + self._late_s:
             seconds = 0.0
         room = self._budget.room(len(self._measured) + waiting, seconds, self._since_gain + waiting)
         if self._stopped or room == 0:

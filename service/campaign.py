@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import logging
 import threading
@@ -11,7 +12,6 @@ from pathlib import Path
 
 from kernelwright.cost_model import own_model, packaged_model
 from kernelwright.cost_model.model import CostModel
-from kernelwright.cost_model.roofline_model import RooflineModel
 from kernelwright.db import Store
 from kernelwright.errors import KernelwrightError, NoWorkingSchedule, UsageError
 from kernelwright.kernels import get_operator
@@ -23,14 +23,20 @@ from kernelwright.search.shared_model import SharedModel
 from kernelwright.service.answering import Answers
 from kernelwright.service.trial_pages import TrialPages
 from kernelwright.service.tuning import TuneRequest, known_trials, tune_and_store
-from kernelwright.types import Schedule, Trial
+from kernelwright.types import DeviceSpec, Trial, Workload
 
 logger = logging.getLogger(__name__)
 
 _GUESSED_ROOFLINE = 0.6
 
+_LEAST_US = 3.0
+"""What no kernel falls below by much, however little it does."""
+
 _LOOKED_AT = 512
-"""Schedules of a space that the cost model looks at to say what a workload promises: a run begins after all of them."""
+"""Schedules of a space that the cost model looks at to say what a workload promises."""
+
+LATE_S = 15.0
+"""How far past its seconds a run may go on, for trials and final rounds under way, before it is late."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,12 +78,16 @@ class CampaignRun:
         self._first = runner = open_runner()
         self.device = runner.device
         self._end: float | None = None
+        self._seen: set[Workload] = set()
+        for operator in {share.workload.operator for share in shares if plan.strategy == "model"}:
+            self._model(operator)
         self.campaign = Campaign([self._standing(runner, share) for share in shares], plan.worth)
         self.trials = 0
         self.error: BaseException | None = None
         self._busy: list[Standing] = []
         self._changed = threading.Condition()
         self._stop = threading.Event()
+        self._given_up = False
         searches = min(devices * side_by_side, max(1, len(shares)))
         self._threads = [
             threading.Thread(target=self._work, name=f"kernelwright-campaign-{number}") for number in range(searches)
@@ -108,6 +118,16 @@ class CampaignRun:
             raise self.error
         return True
 
+    @property
+    def late(self) -> bool:
+        """Whether the budget was over so long ago that what is under way had better be ended."""
+        return self._end is not None and time.monotonic() > self._end + LATE_S
+
+    def give_up(self) -> None:
+        """Begin nothing more, and take what goes wrong from now on for the end: whoever calls this closes the fleet."""
+        self._given_up = True
+        self._stop.set()
+
     def stop(self) -> None:
         """End after the trials that are being measured, and wait for that."""
         self._stop.set()
@@ -130,7 +150,8 @@ class CampaignRun:
         except _Stopped:
             return
         except BaseException as error:
-            self.error = self.error or error
+            if not self._given_up:
+                self.error = self.error or error
             self._stop.set()
 
     def step(self, runner: Runner) -> bool:
@@ -160,13 +181,20 @@ class CampaignRun:
         return None
 
     def _round(self, runner: Runner, standing: Standing) -> None:
-        workload, target = standing.share.workload, standing.next_trials()
-        left = None if self._end is None else max(0.001, self._end - time.monotonic())
-        model = self._model(workload.operator) if self._plan.strategy == "model" else None
-        budget = Budget(target, left)
-        request = TuneRequest(workload, self._plan.strategy, budget, self._plan.seed, None, self._plan.models, model)
-        began = time.monotonic()
+        workload, plan, began = standing.share.workload, self._plan, time.monotonic()
         try:
+            if workload not in self._seen:
+                self._look(runner, standing)
+                self._seen.add(workload)
+            target = standing.next_trials()
+            if standing.failure or target <= standing.trials:
+                return
+            left = None if self._end is None else max(0.001, self._end - time.monotonic())
+            model = self._model(workload.operator) if plan.strategy == "model" else None
+            # a result that comes late is waited for only where the run would have none
+            request = TuneRequest(
+                workload, plan.strategy, Budget(target, left), plan.seed, None, plan.models, model, not self.trials
+            )
             result = tune_and_store(self._pages, runner, request, self._on_trial)
         except (NoWorkingSchedule, UsageError) as error:
             # A budget that ran out before the first trial is no failure of the workload.
@@ -187,17 +215,14 @@ class CampaignRun:
             raise _Stopped
 
     def _standing(self, runner: Runner, share: Share) -> Standing:
+        """What is known of a workload at once: its space, which takes a while, is looked at before its first round."""
         workload = share.workload
         try:
             get_operator(workload.operator).validate(workload)
-            space = list(runner.space(workload))
             known = known_trials(self._store, runner, workload)
         except UsageError as error:
             return Standing(share, 0.0, failure=str(error))
-        most = len(space) if self._plan.trials is None else min(len(space), self._plan.trials)
-        standing = Standing(share, *self._expected(runner, share, space), most=most)
-        if not space:
-            standing.failure = "no schedule is legal; the vendor library has to do it"
+        standing = Standing(share, _expected_us(workload, runner.device), most=self._plan.trials)
         times = [trial.measurement.median_us for trial in known if trial.measurement.median_us is not None]
         answer = Answers(self._store).stored(workload, runner.device, runner.toolchain)
         if answer.how == "measured":
@@ -206,16 +231,18 @@ class CampaignRun:
             standing.take(Round(len(known), min(times), None))
         return standing
 
-    def _expected(self, runner: Runner, share: Share, space: Sequence[Schedule]) -> tuple[float, float]:
-        """(microseconds of a call, share that the model's first choice should lose), without a measurement."""
-        workload, device = share.workload, runner.device
+    def _look(self, runner: Runner, standing: Standing) -> None:
+        """Take in what the workload's space and the cost model say of it."""
+        workload = standing.share.workload
+        space = list(runner.space(workload))
+        if not space:
+            standing.failure = "no schedule is legal; the vendor library has to do it"
+            return
+        standing.most = len(space) if self._plan.trials is None else min(len(space), self._plan.trials)
         some = space[:: max(1, len(space) // _LOOKED_AT)]
-        try:
-            regret = float(self._model(workload.operator).expected_regret(workload, device, some).min(initial=1.0))
-            time_us = float(RooflineModel(workload.operator).expected_us(workload, device, some).min(initial=1e9))
-        except KernelwrightError:
-            regret, time_us = 0.1, roofline_us(get_operator(workload.operator), workload, device) / _GUESSED_ROOFLINE
-        return (time_us, regret) if space else (0.0, 0.0)
+        with contextlib.suppress(KernelwrightError):
+            regret = self._model(workload.operator).expected_regret(workload, self.device, some)
+            standing.regret = float(regret.min(initial=1.0))
 
     def _model(self, operator: str) -> CostModel:
         if operator not in self._models:
@@ -223,3 +250,11 @@ class CampaignRun:
             inner = packaged_model(operator) if folder is None else own_model(operator, folder)
             self._models[operator] = SharedModel(inner)
         return self._models[operator]
+
+
+def _expected_us(workload: Workload, device: DeviceSpec) -> float:
+    """Microseconds of a call that nothing was measured of."""
+    try:
+        return max(_LEAST_US, roofline_us(get_operator(workload.operator), workload, device) / _GUESSED_ROOFLINE)
+    except UsageError:
+        return _LEAST_US

@@ -7,6 +7,7 @@ import dataclasses
 import json
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from kernelwright.search.fleet_batch import Builders
 from kernelwright.search.fleet_runner import FleetRunner, side_by_side
 from kernelwright.search.local_fleet import local_fleet
 from kernelwright.search.ray_runner import ray_fleet
-from kernelwright.service.campaign import CampaignRun, Plan
+from kernelwright.service.campaign import LATE_S, CampaignRun, Plan
 from kernelwright.service.cli_output import print_json, to_stderr
 from kernelwright.service.settings import Settings
 
@@ -70,11 +71,19 @@ def shares_of(model: str | None, workloads: Path | None) -> list[Share]:
     return parse_shares(json.dumps(entries))
 
 
-def tune_many(settings: Settings, where: Where, shares: Sequence[Share], plan: Plan, as_json: bool) -> None:
-    """Tune until the budget is spent or nothing more is worth it; Ctrl-C ends it with exit code 1."""
+def tune_many(
+    settings: Settings, where: Where, model: str | None, workloads: Path | None, plan: Plan, as_json: bool
+) -> None:
+    """Tune a model's workloads or a file's until the budget is spent or nothing more is worth it; Ctrl-C ends it with
+    exit code 1."""
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Store.open(settings.db))
+        # a model is looked through while the devices start; of a file it is told first what is wrong with it
+        collecting = stack.enter_context(ThreadPoolExecutor(1)).submit(shares_of, model, workloads)
+        if model is None:
+            collecting.result()
         fleet, builders = stack.enter_context(open_fleet(where, settings))
+        shares = collecting.result()
         runs = [_run(store, fleet, slug, builders, shares, plan) for slug in fleet.slugs()]
         try:
             _follow(runs, fleet)
@@ -182,11 +191,15 @@ def _follow(runs: Sequence[CampaignRun], fleet: Fleet) -> None:
     """Show a live table on a terminal, and a line for each finished round elsewhere, until all runs are done."""
     console = Console(stderr=True)
     told: dict[int, int] = {}
+    given_up = False
     for run in runs:
         run.start()
     with Live(console=console, refresh_per_second=4, transient=True) if console.is_terminal else _Quiet() as live:
         try:
             while not all([run.wait(0.25) for run in runs]):
+                if any(run.late for run in runs) and not given_up:
+                    given_up = True
+                    _give_up(runs, fleet)
                 live.update(Group(*(part for run in runs for part in (table_of(run), _summary(run)))))
                 _tell_rounds(runs, told, console.is_terminal)
             _tell_rounds(runs, told, console.is_terminal)
@@ -194,9 +207,18 @@ def _follow(runs: Sequence[CampaignRun], fleet: Fleet) -> None:
             for run in runs:
                 run.stop()
             raise
-    for member in fleet.members():
+    for member in fleet.members() if not given_up else ():
         if member.state == "aside":
             to_stderr(f"{member.name} was set aside: {member.reason}")
+
+
+def _give_up(runs: Sequence[CampaignRun], fleet: Fleet) -> None:
+    """End what is still under way, long after the budget was spent."""
+    names = ", ".join(str(standing.share.workload) for run in runs for standing in run.busy)
+    to_stderr(f"Ended {LATE_S:g} s after the budget, with searches under way: {names}. Their trials so far are stored.")
+    for run in runs:
+        run.give_up()
+    fleet.close()
 
 
 class _Quiet:

@@ -9,7 +9,7 @@ from typing import Any
 
 from kernelwright.kernels.child_process import ChildError, ChildProcess
 from kernelwright.service.campaign import Plan
-from kernelwright.service.cli_fleet import Where, shares_of, tune_many
+from kernelwright.service.cli_fleet import Where, tune_many
 from kernelwright.service.cli_output import to_stderr
 from kernelwright.service.device_args import GPU
 from kernelwright.service.settings import Settings
@@ -26,11 +26,11 @@ def tune_all(
 ) -> None:
     """Tune the workloads of a model or of a list, then time the pieces of the model."""
     began = time.monotonic()
-    shares = shares_of(model, workloads)
     if model is None:
-        tune_many(settings, where, shares, plan, as_json)
+        tune_many(settings, where, None, workloads, plan, as_json)
         return
-    tune_many(settings, where, shares, dataclasses.replace(plan, seconds=for_workloads(where, plan.seconds)), as_json)
+    for_them = dataclasses.replace(plan, seconds=for_workloads(where, plan.seconds))
+    tune_many(settings, where, model, None, for_them, as_json)
     time_pieces(model, settings, where, began, plan.seconds)
 
 

@@ -47,7 +47,8 @@ class TrialKeeper(Protocol):
 @dataclasses.dataclass(frozen=True)
 class TuneRequest:
     """What to tune and how. budget: known trials count against it. job_id: under which job to file the trials.
-    models: folder of the user's own cost models. model: what the strategy starts from, in place of those."""
+    models: folder of the user's own cost models. model: what the strategy starts from, in place of those. patient: see
+    `Session`."""
 
     workload: Workload
     strategy: str = "model"
@@ -56,6 +57,7 @@ class TuneRequest:
     job_id: str | None = None
     models: Path | None = None
     model: CostModel | None = None
+    patient: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -129,4 +131,4 @@ def _session(runner: Runner, request: TuneRequest, known: list[Trial]) -> Sessio
     if model is None and request.models is not None:
         model = own_model(workload.operator, request.models)
     strategy = make_strategy(request.strategy, workload, runner.device, space, request.seed, model)
-    return Session(workload, runner, strategy, budget, origin="tune", known=known)
+    return Session(workload, runner, strategy, budget, origin="tune", known=known, patient=request.patient)

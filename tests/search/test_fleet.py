@@ -154,6 +154,21 @@ def test_an_idle_device_repeats_what_a_straggler_holds_up() -> None:
     assert len(quick.measured) == 20
 
 
+def test_whoever_is_at_work_when_the_fleet_is_closed_is_told() -> None:
+    busy, closed = threading.Event(), threading.Event()
+
+    def ends(link: FaultyLink, method: str, args: tuple[Any, ...]) -> None:
+        if method == "finals":
+            busy.set()
+            closed.wait(5)
+            raise DeviceLost("its process was ended")
+
+    fleet = fleet_of(FaultyLink(hook=ends), FaultyLink(hook=ends))
+    threading.Thread(target=lambda: (busy.wait(5), fleet.close(), closed.set())).start()
+    with pytest.raises(DeviceLost, match="the fleet was closed"):
+        FleetRunner(fleet, "h100").finals(WORKLOAD, MEMBERS[:2])
+
+
 def test_final_round_moves_to_another_device() -> None:
     lost, other = FaultyLink(hook=dies_at(1, what="finals")), FaultyLink()
     runner = FleetRunner(fleet_of(lost, other), "h100")

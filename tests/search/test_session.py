@@ -97,6 +97,15 @@ def test_a_short_search_waits_for_its_first_result() -> None:
     assert search.record.schedule == runner.measured[3]
 
 
+def test_one_that_is_not_patient_ends_without_a_result() -> None:
+    runner = FakeRunner(failures={schedule: failure() for schedule in SPACE}, seconds_each=0.02)
+    strategy = make_strategy("random", WORKLOAD, runner.device, SPACE, 0)
+    search = Session(WORKLOAD, runner, strategy, Budget(seconds=0.05), patient=False)
+    assert len(list(search)) <= 4
+    with pytest.raises(NoWorkingSchedule):
+        _ = search.record
+
+
 def test_it_does_not_wait_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("kernelwright.search.session.FIRST_RESULT_S", 0.1)
     runner = FakeRunner(failures={schedule: failure() for schedule in SPACE}, seconds_each=0.02)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +13,8 @@ from typing import Any
 import pytest
 
 from kernelwright.db import Store
-from kernelwright.errors import DatabaseUnavailable
+from kernelwright.errors import DatabaseUnavailable, DeviceLost
+from kernelwright.kernels.space import Space
 from kernelwright.search import save_recorded
 from kernelwright.search.campaign import FIRST_ROUND, Share
 from kernelwright.search.fleet_runner import FleetRunner
@@ -181,6 +183,42 @@ def test_seconds_count_from_when_all_is_up_and_are_those_of_a_device(
     spent = time.monotonic() - began
     assert run.trials >= 8
     assert 0 < sum(standing.seconds for standing in run.campaign.standings) < spent - 0.3
+
+
+def test_what_hangs_is_ended_some_time_after_the_budget(
+    cli: CommandLine, file: str, store: Store, recorded: Path, monkeypatch: Any
+) -> None:
+    """A final round that does not come back must not hold up whoever waits for a run of so many seconds."""
+    free = threading.Event()
+
+    def hang(self: Any, workload: Workload, schedules: Any) -> Any:
+        free.wait(60)
+        raise DeviceLost("its child was ended")
+
+    monkeypatch.setattr("kernelwright.search.replay_runner.ReplayRunner.finals", hang)
+    monkeypatch.setattr("kernelwright.search.replay_runner.ReplayRunner.close", lambda self: free.set())
+    monkeypatch.setattr("kernelwright.service.campaign.LATE_S", 0.2)
+    began = time.monotonic()
+    code, out, err = cli.run(*TUNE, "--workloads", file, "--seconds", "0.5", "--trials", "8")
+    assert time.monotonic() - began < 30
+    assert code == 0 and "new trials" in out
+    assert "with searches under way: matmul[K=1024" in err
+    assert len(list(store.trials())) >= 1
+
+
+def test_spaces_are_looked_at_when_their_turn_comes(store: Store, fleet: Any, shares: list[Share]) -> None:
+    asked: list[Workload] = []
+
+    class Asked(FleetRunner):
+        def space(self, workload: Workload) -> Space:
+            asked.append(workload)
+            return super().space(workload)
+
+    run = CampaignRun(store, lambda: Asked(fleet, "h100"), 1, shares, Plan("model", worth=0))
+    assert not asked
+    assert run.step(Asked(fleet, "h100")) and set(asked) == {shares[0].workload}
+    assert run.campaign.standings[0].most == 40 and run.campaign.standings[1].most is None
+    run.close()
 
 
 def test_the_same_winners_with_one_shared_model(store: Store, fleet: Any, shares: list[Share]) -> None:
