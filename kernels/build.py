@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import importlib
-import os
 import queue
 import time
 from collections.abc import Callable, Generator, Sequence
@@ -18,14 +17,13 @@ from kernelwright.errors import BuildFailed, KernelwrightError, OutOfResources
 from kernelwright.kernels import triton_adapter
 from kernelwright.kernels.built import note_built
 from kernelwright.kernels.child_process import ChildDied, ChildProcess, ChildRaised, ChildTimeout
+from kernelwright.kernels.nursery import Nursery
 from kernelwright.kernels.operator import Launch
 from kernelwright.kernels.steps import step
 from kernelwright.types import DeviceSpec, Schedule, Workload
 
 BUILD_TIMEOUT_S = 60.0
 MOST_THREADS = 1024
-STARTING = max(4, (os.cpu_count() or 4) // 4)
-"""Compilers that start at the same time: more would only slow each other down."""
 
 TENSOR_MEMORY_COLUMNS = 512
 
@@ -75,8 +73,8 @@ def build(workload: Workload, schedule: Schedule, device: DeviceSpec) -> BuildRe
 class BuildPool:
     """Child processes that compile in parallel. A child that dies or takes too long is replaced.
 
-    They start in the background, a few at a time: importing torch and triton takes each some seconds, many times that
-    when all do it at once.
+    They start in the background. Importing torch and triton takes each some seconds, many times that when all do it at
+    once: so one process imports them, and the others are its forks.
 
     workers: how many. timeout_s: the most that one schedule may take. planner: for tests; what makes the launches.
     """
@@ -90,11 +88,13 @@ class BuildPool:
     ) -> None:
         triton_adapter.require_triton()
         self._timeout_s, self._planner = timeout_s, planner
-        self._children = [ChildProcess(f"{__name__}:builder", init={}, env=_CHILD_ENV) for _ in range(workers)]
+        target = f"{__name__}:builder"
+        self._nursery = Nursery(target, _CHILD_ENV) if workers > 1 else None
+        self._children = [ChildProcess(target, init={}, env=_CHILD_ENV, nursery=self._nursery) for _ in range(workers)]
         # the one that was used last comes first: it is sure to be up
         self._idle: queue.LifoQueue[ChildProcess] = queue.LifoQueue()
         self._threads = ThreadPoolExecutor(workers, "kernelwright-build")
-        self._starters = ThreadPoolExecutor(min(workers, STARTING), "kernelwright-start")
+        self._starters = ThreadPoolExecutor(workers, "kernelwright-start")
         self._starting = [self._starters.submit(self._begin, child) for child in self._children]
 
     def wait_until_up(self, timeout_s: float, count: int | None = None) -> bool:
@@ -153,6 +153,8 @@ class BuildPool:
         """Drop what is waiting and end the children; closing twice is harmless."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._starters.shutdown(wait=False, cancel_futures=True)
+        if self._nursery is not None:
+            self._nursery.close()
         for child in self._children:
             child.abandon()
             # whoever waits for a child that was not started gets one that refuses

@@ -27,6 +27,7 @@ from typing import IO, Any
 
 from kernelwright.errors import KernelwrightError
 from kernelwright.kernels import steps
+from kernelwright.kernels.nursery import Forked, Nursery
 
 Handler = Callable[[Any], Any]
 
@@ -85,7 +86,7 @@ class ChildRaised(ChildError):
 class _Live:
     """A running child: its process, the parent's ends of the pipes, and the file that it prints to."""
 
-    process: subprocess.Popen[bytes]
+    process: subprocess.Popen[bytes] | Forked
     jobs: Connection
     results: Connection
     lifeline: Connection
@@ -115,7 +116,8 @@ class ChildProcess:
 
     target: "module:function"; the function gets a payload and returns a result, both picklable. With `init`, it is
     called once in every fresh process as `function(**init)` and returns the function that does the jobs.
-    env: environment variables set in the child before the target's module is imported.
+    env: environment variables set in the child before the target's module is imported. nursery: forks it, in place of
+    a fresh interpreter.
     start_timeout_s: how long importing (and init) may take.
 
     One job at a time: not for use by several threads at once, save `abandon`.
@@ -128,7 +130,9 @@ class ChildProcess:
         init: Mapping[str, Any] | None = None,
         env: Mapping[str, str] | None = None,
         start_timeout_s: float = 120.0,
+        nursery: Nursery | None = None,
     ) -> None:
+        self._nursery = nursery
         self._target, self._init, self._env = target, None if init is None else dict(init), dict(env or {})
         self._start_timeout_s = start_timeout_s
         self._live: _Live | None = None
@@ -156,7 +160,7 @@ class ChildProcess:
         if self._live is None:
             self._refuse_if_abandoned()
             with steps.step(f"start {self._target}"):
-                self._live = _spawn()
+                self._live = self._spawned()
                 hello = (self._target, self._init, self._env, steps.listening())
                 try:
                     self._exchange(self._live, hello, self._start_timeout_s)
@@ -164,6 +168,12 @@ class ChildProcess:
                     self.kill()
                     raise
         return self._live
+
+    def _spawned(self) -> _Live:
+        try:
+            return _spawn(self._nursery)
+        except ConnectionError as error:
+            raise ChildDied(None, str(error)) from error
 
     def kill(self) -> None:
         """End the child and everything it started, at once; the next call starts a fresh one."""
@@ -224,8 +234,8 @@ class ChildProcess:
         return ChildDied(live.end(), stderr)
 
 
-def _spawn() -> _Live:
-    """A fresh process with its pipes, waiting for its hello."""
+def _spawn(nursery: Nursery | None = None) -> _Live:
+    """A fresh process with its pipes, waiting for its hello; ConnectionError when the nursery cannot fork it."""
     job_read, job_write = os.pipe()
     result_read, result_write = os.pipe()
     life_read, life_write = os.pipe()
@@ -233,8 +243,23 @@ def _spawn() -> _Live:
     log = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 -- closed by _Live.end
     # Whoever writes next must write at the end, also after the parent has emptied the file or read in it.
     fcntl.fcntl(log, fcntl.F_SETFL, fcntl.fcntl(log, fcntl.F_GETFL) | os.O_APPEND)
+    try:
+        process = _popen(theirs, log) if nursery is None else nursery.fork(theirs, log.fileno())
+    except BaseException:
+        for fd in (job_write, result_read, life_write):
+            os.close(fd)
+        log.close()
+        raise
+    finally:
+        for fd in theirs:
+            os.close(fd)
+    jobs, lifeline = (Connection(fd, readable=False) for fd in (job_write, life_write))
+    return _Live(process, jobs, Connection(result_read, writable=False), lifeline, log)
+
+
+def _popen(theirs: tuple[int, ...], log: IO[bytes]) -> subprocess.Popen[bytes]:
     paths = json.dumps([os.fspath(path) for path in sys.path])
-    process = subprocess.Popen(
+    return subprocess.Popen(
         [sys.executable, "-P", "-c", _BOOT, paths, *map(str, theirs)],
         stdin=subprocess.DEVNULL,
         stdout=log,
@@ -242,10 +267,6 @@ def _spawn() -> _Live:
         pass_fds=theirs,
         start_new_session=True,
     )
-    for fd in theirs:
-        os.close(fd)
-    jobs, lifeline = (Connection(fd, readable=False) for fd in (job_write, life_write))
-    return _Live(process, jobs, Connection(result_read, writable=False), lifeline, log)
 
 
 def child_main(jobs_fd: int, results_fd: int, lifeline_fd: int) -> None:

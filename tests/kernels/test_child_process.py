@@ -118,7 +118,7 @@ def test_abandoning_from_another_thread_ends_a_call_and_all_later_ones(child: Ch
 
 
 def test_an_abandoned_child_is_not_started(child: ChildProcess, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child_process, "_spawn", lambda: pytest.fail("a process"))
+    monkeypatch.setattr(child_process, "_spawn", lambda nursery: pytest.fail("a process"))
     child.abandon()
     with pytest.raises(ChildDied):
         child.call(("double", 1))

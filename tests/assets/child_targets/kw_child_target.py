@@ -8,6 +8,18 @@ import time
 from kernelwright.errors import OutOfResources
 from kernelwright.kernels import steps
 
+PRELOADED = [None]
+
+
+def preload():
+    """What a nursery calls."""
+    PRELOADED[0] = os.getpid()
+
+
+def slow_preload():
+    """A nursery that takes long."""
+    time.sleep(60)
+
 
 def work(job):
     """Do what the job's first word says."""
@@ -25,6 +37,14 @@ def do_pid():
 
 def do_env(name):
     return os.environ.get(name)
+
+
+def do_parent():
+    return os.getppid()
+
+
+def do_preloaded():
+    return PRELOADED[0]
 
 
 def do_main():

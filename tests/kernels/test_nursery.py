@@ -1,0 +1,131 @@
+"""Forked children: what ChildProcess promises holds for them, and they share what the nursery imported."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from kernelwright.kernels.child_process import ChildDied, ChildProcess, ChildRaised, ChildTimeout
+from kernelwright.kernels.nursery import Nursery
+from tests.kernels.test_child_process import TARGETS, running, wait_until_gone
+
+TARGET = "kw_child_target:work"
+
+
+@pytest.fixture
+def nursery(monkeypatch: pytest.MonkeyPatch) -> Iterator[Nursery]:
+    monkeypatch.syspath_prepend(TARGETS)
+    nursery = Nursery("kw_child_target:preload", {"KW_TEST": "all"})
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture
+def child(nursery: Nursery) -> Iterator[ChildProcess]:
+    with ChildProcess(TARGET, nursery=nursery) as child:
+        yield child
+
+
+def test_children_are_forks_of_one_process_that_imported_once(
+    nursery: Nursery, child: ChildProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("KW_LATE", "seen")
+    with ChildProcess(TARGET, env={"KW_TEST": "own"}, nursery=nursery) as other:
+        pids = {child.call(("pid",)), other.call(("pid",)), os.getpid()}
+        assert len(pids) == 3
+        parents = {child.call(("parent",)), other.call(("parent",))}
+        assert len(parents) == 1 and not parents & pids
+        assert child.call(("preloaded",)) == other.call(("preloaded",)) != os.getpid()
+        assert (child.call(("env", "KW_TEST")), other.call(("env", "KW_TEST"))) == ("all", "own")
+        assert other.call(("env", "KW_LATE")) == "seen"
+
+
+def test_a_fork_is_up_at_once(child: ChildProcess) -> None:
+    child.start()
+    child.kill()
+    begin = time.monotonic()
+    assert child.call(("double", "x" * 200_000), 30) == "x" * 400_000
+    assert time.monotonic() - begin < 2.0
+
+
+def test_aborts_exits_and_exceptions_are_told_and_survived(child: ChildProcess) -> None:
+    with pytest.raises(ChildDied, match="killed by SIGABRT") as caught:
+        child.call(("abort", "UNREACHABLE executed"), 30)
+    assert caught.value.exit_code == -signal.SIGABRT and "UNREACHABLE" in str(caught.value)
+    with pytest.raises(ChildDied) as caught:
+        child.call(("exit", 7), 30)
+    assert caught.value.exit_code == 7
+    with pytest.raises(ChildRaised, match="LookupError: lost") as raised:
+        child.call(("raise", "lost"), 30)
+    assert "context on stdout" in raised.value.stderr
+
+
+def test_a_hang_takes_only_that_child_and_what_it_started(
+    nursery: Nursery, child: ChildProcess, tmp_path: Path
+) -> None:
+    with ChildProcess(TARGET, nursery=nursery) as other:
+        kept = other.call(("pid",))
+        with pytest.raises(ChildTimeout, match="about to hang"):
+            child.call(("hang", str(tmp_path / "pids")), 1.0)
+        assert wait_until_gone(*map(int, (tmp_path / "pids").read_text().split()))
+        assert other.call(("pid",)) == kept
+
+
+def test_a_nursery_that_died_is_replaced_and_its_children_count_as_dead(child: ChildProcess) -> None:
+    first, gone = child.call(("pid",)), child.call(("parent",))
+    os.kill(gone, signal.SIGKILL)
+    assert wait_until_gone(gone)
+    assert child.call(("pid",)) != first and child.call(("parent",)) != gone
+    assert wait_until_gone(first)
+
+
+def test_closing_ends_a_fork_that_waits_and_refuses_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(TARGETS)
+    nursery = Nursery("kw_child_target:slow_preload")
+    child = ChildProcess(TARGET, nursery=nursery)
+    found: list[BaseException] = []
+
+    def start() -> None:
+        try:
+            child.start()
+        except ChildDied as error:
+            found.append(error)
+
+    thread = threading.Thread(target=start)
+    thread.start()
+    while nursery._process is None:
+        time.sleep(0.01)
+    begin = time.monotonic()
+    nursery.close()
+    thread.join(10.0)
+    assert not thread.is_alive() and time.monotonic() - begin < 5.0 and len(found) == 1
+    with pytest.raises(ChildDied, match="closed"):
+        child.start()
+    nursery.close()
+
+
+def test_imports_that_fail_are_told_by_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
+    nursery = Nursery("no_such_module:nothing")
+    with ChildProcess("no_such_module:nothing", nursery=nursery) as child, pytest.raises(ChildRaised, match="no_such"):
+        child.start()
+    nursery.close()
+
+
+def test_nothing_outlives_the_parent() -> None:
+    words = (
+        "import sys; sys.path.insert(0, sys.argv[1]); from kernelwright.kernels.child_process import ChildProcess; "
+        "from kernelwright.kernels.nursery import Nursery; n = Nursery('kw_child_target:preload'); "
+        "c = ChildProcess('kw_child_target:work', nursery=n); "
+        "print(c.call(('pid',)), c.call(('parent',)), flush=True); import os; os.kill(os.getpid(), 9)"
+    )
+    told = subprocess.run([sys.executable, "-c", words, str(TARGETS)], stdout=subprocess.PIPE, text=True).stdout
+    pids = [int(word) for word in told.split()]
+    assert len(pids) == 2 and wait_until_gone(*pids) and not any(map(running, pids))
