@@ -150,11 +150,11 @@ def nursery_main(asked_fd: int, preload: str) -> NoReturn:
         getattr(importlib.import_module(module), name)()
     waiting: dict[int, int] = {}
     while True:
-        ready = select.select([asked, wake_read], [], [])[0]
+        ready = select.select([asked_fd, wake_read], [], [])[0]
         if wake_read in ready:
             os.read(wake_read, 4096)
             _tell_ended(waiting)
-        if asked in ready:
+        if asked_fd in ready:
             request = _receive(asked)
             if request is None:
                 os._exit(0)
