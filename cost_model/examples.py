@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
 
 from kernelwright.cost_model.features import feature_names, features
 from kernelwright.cost_model.model import shares, workload_groups
-from kernelwright.types import Trial
+from kernelwright.types import DeviceSpec, Schedule, Trial, Workload
 
 FloatArray = npt.NDArray[np.float64]
+
+RowsOf = Callable[[Workload, DeviceSpec, Sequence[Schedule]], npt.NDArray[np.float32]]
 
 FAILED_LOG_SHARE = -5.0
 """What a failure counts as: log2 of a thirty-second of the best speed. Slower schedules count as this too."""
@@ -35,14 +37,32 @@ class Examples:
         return len(self.rows)
 
 
-def examples(trials: Sequence[Trial], operator: str) -> Examples:
-    """The trials of an operator as examples, failures included; groups where nothing worked are left out."""
+class KeptRows:
+    """`features`, which remembers rows: trials are learned from again and again, each time with a few more."""
+
+    def __init__(self) -> None:
+        self._rows: dict[tuple[Workload, DeviceSpec], dict[Schedule, npt.NDArray[np.float32]]] = {}
+
+    def __call__(
+        self, workload: Workload, device: DeviceSpec, schedules: Sequence[Schedule]
+    ) -> npt.NDArray[np.float32]:
+        """See `features`."""
+        kept = self._rows.setdefault((workload, device), {})
+        new = [schedule for schedule in dict.fromkeys(schedules) if schedule not in kept]
+        if new:
+            kept.update(zip(new, features(workload, device, new), strict=True))
+        return np.stack([kept[schedule] for schedule in schedules])
+
+
+def examples(trials: Sequence[Trial], operator: str, rows_of: RowsOf = features) -> Examples:
+    """The trials of an operator as examples, failures included; groups where nothing worked are left out. rows_of: what
+    makes a workload's rows of features."""
     parts: list[tuple[npt.NDArray[np.float32], FloatArray]] = []
     for group in workload_groups(t for t in trials if t.workload.operator == operator).values():
         share = shares(group)
         if share.any():
             first = group[0]
-            rows = features(first.workload, first.device, [t.schedule for t in group])
+            rows = rows_of(first.workload, first.device, [t.schedule for t in group])
             parts.append((rows, np.log2(np.maximum(share, 2**FAILED_LOG_SHARE))))
     width = len(feature_names(operator))
     rows = np.concatenate([rows for rows, _ in parts] or [np.empty((0, width), np.float32)])

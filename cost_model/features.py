@@ -7,6 +7,7 @@ device (waves, occupancy, bytes on each level), beside the analytic estimate and
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -233,11 +234,16 @@ def geometry(workload: Workload, device: DeviceSpec, schedules: Sequence[Schedul
 
 def estimate_beside_reference(g: Geometry) -> Estimate:
     """`estimate` with its reference: the time of the best of a fixed list of schedules that fits the device."""
-    others = geometry(g.workload, g.device, _REFERENCES[g.workload.operator](g))
-    fits = others.shared_bytes <= g.device.shared_memory_bytes
+    return dataclasses.replace(estimate(g), reference=_reference_us(g.workload, g.device))
+
+
+@functools.lru_cache(maxsize=1024)
+def _reference_us(workload: Workload, device: DeviceSpec) -> float:
+    usual = _REFERENCES[workload.operator](geometry(workload, device, []))
+    others = geometry(workload, device, usual)
+    fits = others.shared_bytes <= device.shared_memory_bytes
     times = estimate(others).total
-    best = times[fits].min() if fits.any() else times.min()
-    return dataclasses.replace(estimate(g), reference=float(best))
+    return float(times[fits].min() if fits.any() else times.min())
 
 
 def features(workload: Workload, device: DeviceSpec, schedules: Sequence[Schedule]) -> npt.NDArray[np.float32]:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kernelwright.cost_model.calibration import UNCALIBRATED, Calibration, regret_of_all
-from kernelwright.cost_model.examples import FloatArray, estimated_log_shares, examples, within_groups
+from kernelwright.cost_model.examples import FloatArray, KeptRows, estimated_log_shares, examples, within_groups
 from kernelwright.cost_model.features import feature_names, features
 from kernelwright.cost_model.model import Scores, read_model, squash, write_model
 from kernelwright.errors import MissingDependency, ModelMismatch
@@ -90,6 +90,7 @@ class XGBoostModel:
         self._earlier = tuple(corrections)
         self._latest: Any = None
         self._trials: list[Trial] = []
+        self._rows = KeptRows()
         self._fitted = 0
 
     def predict(self, workload: Workload, device: DeviceSpec, schedules: Sequence[Schedule]) -> Scores:
@@ -167,7 +168,7 @@ class XGBoostModel:
 
     def _fit(self) -> None:
         self._fitted = len(self._trials)
-        seen = examples(self._trials, self.operator)
+        seen = examples(self._trials, self.operator, self._rows)
         if not len(seen):
             return
         # The best of a group so far need not be its best, and the trained trees may be off by a factor for a whole

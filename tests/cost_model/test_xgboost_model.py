@@ -11,7 +11,7 @@ import pytest
 
 from kernelwright.cost_model import RooflineModel, XGBoostModel, load_model, packaged_model, train
 from kernelwright.cost_model.evaluation import spearman
-from kernelwright.cost_model.examples import FAILED_LOG_SHARE, examples
+from kernelwright.cost_model.examples import FAILED_LOG_SHARE, KeptRows, examples
 from kernelwright.cost_model.features import feature_names
 from kernelwright.cost_model.model import shares, squash, workload_groups
 from kernelwright.cost_model.packaged import KINDS
@@ -101,6 +101,15 @@ def test_schedules_that_fail_are_ranked_low(recorded: list[Trial], trained: XGBo
 
 def area(schedule: Schedule) -> int:
     return int(schedule.knobs["block_m"]) * int(schedule.knobs["block_n"])
+
+
+def test_rows_that_are_kept_are_those_that_are_made(recorded: list[Trial], monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = KeptRows()
+    some, all_of_them = examples(recorded[::3], "matmul", kept), examples(recorded, "matmul", kept)
+    assert np.array_equal(some.rows, examples(recorded[::3], "matmul").rows)
+    assert np.array_equal(all_of_them.rows, examples(recorded, "matmul").rows)
+    monkeypatch.setattr("kernelwright.cost_model.examples.features", None)
+    assert np.array_equal(examples(recorded, "matmul", kept).rows, all_of_them.rows)
 
 
 def test_failures_and_vendor_calls_in_the_examples(recorded: list[Trial]) -> None:
