@@ -4,6 +4,7 @@
     python benchmarks/fleet.py scaling --most 4   only that part
 
 scaling: 1 to 16 recorded H100s as actors of a Ray cluster on this machine, tuning side by side into one SQLite file.
+machine: the same driver with a machine of 32 cores that compiles, and one or two GPUs: how much faster are two?
 budget: one budget for many workloads against the same number of trials for each, on the recorded H100.
 costs and simulation: what trials cost the driver and the databases here, and from that 1,000 devices of 5 kinds with
 10,000 workloads, event by event. Results go to benchmarks/results/cpu/fleet.json.
@@ -16,7 +17,6 @@ import datetime
 import functools
 import importlib.metadata
 import json
-import math
 import os
 import platform
 import random
@@ -30,13 +30,16 @@ from pathlib import Path
 from typing import Any
 
 import report
+from fleet_pace import Compilers, Device
 from fleet_simulation import Costs, Installation, simulate
 from load_service import new_postgresql
 
 from kernelwright.db import JobRequest, Store
 from kernelwright.search import ReplayRunner, load_recorded, recorded_path
 from kernelwright.search.campaign import FIRST_ROUND, Share
-from kernelwright.search.fleet_runner import FleetRunner
+from kernelwright.search.fleet import Fleet
+from kernelwright.search.fleet_runner import FleetRunner, side_by_side
+from kernelwright.search.local_fleet import LocalLink
 from kernelwright.search.paced_runner import FINALS_S, seconds_of
 from kernelwright.search.ray_runner import ray_fleet
 from kernelwright.service.campaign import CampaignRun, Plan
@@ -49,6 +52,7 @@ TRIALS = 32
 SECONDS = 16.0
 CALLS = (1, 64)
 PAGE = 64
+CORES, MACHINE_S = 32, 40.0
 KINDS, DEVICES, WORKLOADS = 5, 1000, 10_000
 
 
@@ -86,16 +90,58 @@ def scaling(counts: Sequence[int], strategies: Sequence[str] = ("random", "model
             with tempfile.TemporaryDirectory() as folder, Store.open(f"sqlite:///{folder}/t.db") as store:
                 plan = Plan(strategy, trials=TRIALS, seconds=SECONDS, worth=0)
                 runner = functools.partial(FleetRunner, fleet, "h100")
-                run = CampaignRun(store, runner, count, shares(trials, TRIALS), plan)
+                run = CampaignRun(store, runner, count, shares(trials, TRIALS), plan, side_by_side(None))
                 spent = _timed(run)
                 paced = sum(seconds_of(times[trial.workload, trial.schedule]) for trial in store.trials())
-                finals = sum(math.ceil(standing.new_trials / FIRST_ROUND) for standing in run.campaign.standings)
+                finals = sum(rounds(standing.new_trials) for standing in run.campaign.standings)
                 rows.append(_scaling_row(strategy, count, run.trials, spent, paced + FINALS_S * finals))
                 print(rows[-1], flush=True)
             fleet.close()
     ray.shutdown()
     alone = {row["strategy"]: row["busy"] for row in rows if row["devices"] == min(counts)}
     return [{**row, "efficiency": round(row["busy"] / alone[row["strategy"]], 4)} for row in rows]
+
+
+def rounds(trials: int) -> int:
+    """In how many rounds a campaign makes so many trials of a workload, each with a final round."""
+    reached = count = 0
+    while reached < trials:
+        reached, count = max(FIRST_ROUND, 2 * reached), count + 1
+    return count
+
+
+def machine(counts: Sequence[int] = (1, 2)) -> list[dict[str, Any]]:
+    """Trials a second of a machine with so many GPUs and CORES cores, over MACHINE_S seconds of work without end."""
+    trials = recording()
+    rows: list[dict[str, Any]] = []
+    for count in counts:
+        compilers = Compilers(CORES - 1)
+        # one for each device: what lies on it is its own
+        links = {f"gpu{n}": LocalLink(functools.partial(Device, trials, trials[0].device)) for n in range(count)}
+        fleet = Fleet(links)
+        with tempfile.TemporaryDirectory() as folder, Store.open(f"sqlite:///{folder}/t.db") as store:
+            plan = Plan("model", trials=TRIALS, seconds=MACHINE_S, worth=0)
+            runner = functools.partial(FleetRunner, fleet, "h100", builders=compilers)
+            run = CampaignRun(store, runner, count, shares(trials, TRIALS), plan, side_by_side(compilers))
+            wall, cpu = _timed(run)
+        busy = sum(member.busy_s for member in fleet.members())
+        fleet.close()
+        compilers.close()
+        rate = run.trials / wall
+        rows.append(
+            {
+                "devices": count,
+                "trials": run.trials,
+                "seconds": round(wall, 2),
+                "trials_per_s": round(rate, 2),
+                "ratio": round(rate / rows[0]["trials_per_s"], 3) if rows else 1.0,
+                "devices_busy": round(busy / wall / count, 4),
+                "compilers_busy": round(compilers.seconds / wall / (CORES - 1), 4),
+                "driver_busy": round(cpu / wall, 4),
+            }
+        )
+        print(rows[-1], flush=True)
+    return rows
 
 
 def _timed(run: CampaignRun) -> tuple[float, float]:
@@ -210,12 +256,14 @@ def simulation(databases: dict[str, dict[str, float]], driver_ms: float) -> list
 def main() -> None:
     """Run the parts and write the results of those that ran over the earlier ones."""
     parser = argparse.ArgumentParser(description="Measure a fleet of recorded devices.")
-    parser.add_argument("parts", nargs="*", default=["scaling", "budget", "simulation"])
+    parser.add_argument("parts", nargs="*", default=["scaling", "machine", "budget", "simulation"])
     parser.add_argument("--most", type=int, default=16, help="most devices of the scaling part")
     args = parser.parse_args()
     result = json.loads(OUT.read_text()) if OUT.exists() else {}
     if "scaling" in args.parts:
         result["scaling"] = scaling([count for count in (1, 2, 4, 8, 16) if count <= args.most])
+    if "machine" in args.parts:
+        result["machine"] = machine()
     if "budget" in args.parts:
         result["budget"] = budget()
     if "simulation" in args.parts:
