@@ -39,6 +39,7 @@ _READING_NOISE = 0.05
 _LEAST_ERROR = 0.1
 _HOPE = 0.75
 _REMEMBERED = 256
+_TINY = 1e-9
 _FIRST = 1e6
 """More than all merits."""
 
@@ -68,6 +69,10 @@ class ModelGuidedSearch:
         self._times: dict[int, float] = {}
         self._untaught: list[Trial] = []
         self._expected: FloatArray | None = None
+        self._rows: dict[int, FloatArray] = {}
+        # What comes first until something was measured, however many proposals are made by then.
+        self._turns: list[str] | None = None
+        self._unseen: list[str] = []
 
     def propose(self, count: int) -> list[Schedule]:
         """Up to `count` of the schedules of highest merit, each unlike the others, some of them random."""
@@ -78,13 +83,18 @@ class ModelGuidedSearch:
         spread = _LATER_SPREAD if self._times else _FIRST_SPREAD
         nearest = np.zeros(len(self._members))
         chosen = []
-        waiting = self._first_of_each(merit) if self._each_template and not self._times else []
-        fresh = self._fresh(count) if not self._times else []
+        if self._times:
+            self._turns, self._unseen = [], []
+        elif self._turns is None:
+            self._turns = self._templates_by(merit) if self._each_template else []
+            self._unseen = self._fresh(count)
         for number in range(count):
             value = merit - spread * nearest
-            if number and fresh:
-                value = np.where(self._of(fresh.pop(0)) & self._open, value + _FIRST, value)
-            place = waiting.pop(0) if waiting else self._pick(value)
+            if self._turns:
+                value = np.where(self._of(self._turns.pop(0)) & self._open, merit + _FIRST, value)
+            elif self._unseen and (number or not self._open.all()):
+                value = np.where(self._of(self._unseen.pop(0)) & self._open, value + _FIRST, value)
+            place = self._pick(value)
             self._open[place] = False
             nearest = np.maximum(nearest, self._similarity(place, _SPREAD_SCALES))
             chosen.append(self._members[place])
@@ -103,13 +113,29 @@ class ModelGuidedSearch:
             Trial(self._workload, self._device, _SAME_TOOLCHAIN, schedule, measurement, origin="search")
         )
 
-    def _first_of_each(self, merit: FloatArray) -> list[int]:
-        """Of each template the schedule of highest merit, the highest first."""
-        best: dict[str, int] = {}
-        for place in np.argsort(-merit, kind="stable").tolist():
-            if self._open[place]:
-                best.setdefault(self._members[place].template, place)
-        return list(best.values())
+    def expected_gain(self) -> float:
+        """The most that any one schedule not tried yet is expected to be faster than the best so far, as a share;
+        infinite while nothing worked. By the model as corrected by what it got wrong here: expected improvement."""
+        best = min(self._times.values(), default=math.inf)
+        if math.isinf(best):
+            return math.inf
+        if not self._open.any():
+            return 0.0
+        expected = self._predict()
+        places, wrong = self._errors(expected, best)
+        middle = float(np.median(wrong))
+        mean, unknown = self._posterior(places, wrong - middle)
+        spread = max(_LEAST_ERROR, float(np.std(wrong))) * unknown[self._open] + _TINY
+        above = (expected + middle + mean)[self._open]
+        ratio = above / spread
+        density = np.exp(-(ratio**2) / 2) / math.sqrt(2 * math.pi)
+        below = np.array([0.5 * math.erfc(-value / math.sqrt(2)) for value in ratio])
+        return float(np.max(above * below + spread * density))
+
+    def _templates_by(self, merit: FloatArray) -> list[str]:
+        """The templates, that of the open schedule of highest merit first."""
+        order = np.argsort(-merit, kind="stable").tolist()
+        return list(dict.fromkeys(self._members[place].template for place in order if self._open[place]))
 
     def _fresh(self, count: int) -> list[str]:
         """Templates that a trained model never saw, by turns, for half of the first batch."""
@@ -148,10 +174,14 @@ class ModelGuidedSearch:
 
     def _correction(self, expected: FloatArray, best: float) -> FloatArray:
         """What the model got wrong on similar schedules: a Gaussian process over its errors."""
+        places, wrong = self._errors(expected, best)
+        return self._interpolate(places, wrong - np.median(wrong))
+
+    def _errors(self, expected: FloatArray, best: float) -> tuple[list[int], FloatArray]:
+        """The members tried last, and by how much each was better than the model said."""
         places = list(self._times)[-_REMEMBERED:]
         shares = np.array([best / self._times[place] for place in places])
-        wrong = np.log(np.maximum(shares, FAILED_SHARE)) - expected[places]
-        return self._interpolate(places, wrong - np.median(wrong))
+        return places, np.log(np.maximum(shares, FAILED_SHARE)) - expected[places]
 
     def _away_from_failures(self) -> FloatArray:
         places = list(self._times)[-_REMEMBERED:]
@@ -161,11 +191,18 @@ class ModelGuidedSearch:
         """The process's mean given values at some members, and hope where it knows little: an upper bound."""
         if not places:
             return np.zeros(len(self._members))
-        rows = np.stack([self._similarity(place, _ERROR_SCALES) for place in places])
+        mean, unknown = self._posterior(places, values)
+        spread = max(_LEAST_ERROR, float(np.std(values)))
+        return mean + _HOPE * spread * unknown
+
+    def _posterior(self, places: list[int], values: FloatArray) -> tuple[FloatArray, FloatArray]:
+        """The process's mean given values at some members, and how little it knows of each: 1 for nothing."""
+        known = self._rows
+        self._rows = {at: known[at] if at in known else self._similarity(at, _ERROR_SCALES) for at in places}
+        rows = np.stack(list(self._rows.values()))
         solved = np.linalg.solve(rows[:, places] + _READING_NOISE * np.eye(len(places)), rows)
         unknown = np.sqrt(np.maximum(0.0, 1 - (rows * solved).sum(axis=0)))
-        spread = max(_LEAST_ERROR, float(np.std(values)))
-        return np.asarray(values @ solved + _HOPE * spread * unknown)
+        return np.asarray(values @ solved), unknown
 
     def _similarity(self, place: int, scales: tuple[float, float]) -> FloatArray:
         """How alike each member is to one of them: 1 for itself, towards 0 for other tiles and other templates."""

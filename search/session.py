@@ -13,9 +13,9 @@ from kernelwright.errors import NoWorkingSchedule, UsageError
 from kernelwright.kernels import get_operator
 from kernelwright.kernels.operator import roofline_us
 from kernelwright.kernels.steps import step
-from kernelwright.search.budget import Budget
+from kernelwright.search.budget import LEAST_TRIALS, Budget
 from kernelwright.search.runner import Finals, RecordedCode, Runner, TakesMore
-from kernelwright.search.strategy import Strategy
+from kernelwright.search.strategy import ExpectsGain, Strategy
 from kernelwright.types import DeviceSpec, Measurement, Schedule, Trial, TuningRecord, Workload
 
 FINALISTS = 3
@@ -144,12 +144,18 @@ class Session:
         if self._budget.seconds is not None and seconds < self._budget.seconds + self._late_s:
             seconds = 0.0
         room = self._budget.room(len(self._measured) + waiting, seconds, self._since_gain + waiting)
-        if self._stopped or room == 0:
+        if self._stopped or room == 0 or self._expects_too_little():
             return []
         most = self._batch - waiting
         count = most if room is None else min(room, most)
         with step(f"propose {count}"):
             return self._strategy.propose(count)
+
+    def _expects_too_little(self) -> bool:
+        limit = self._budget.least_gain_limit
+        if limit is None or len(self._measured) < LEAST_TRIALS or not isinstance(self._strategy, ExpectsGain):
+            return False
+        return self._strategy.expected_gain() < limit
 
     def _note(self, schedule: Schedule, measurement: Measurement) -> None:
         self._strategy.observe(schedule, measurement)

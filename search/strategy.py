@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from kernelwright.cost_model.model import CostModel
 from kernelwright.errors import UnknownStrategy
@@ -29,6 +29,16 @@ class Strategy(Protocol):
 
     def observe(self, schedule: Schedule, measurement: Measurement) -> None:
         """Take in a result, a failure included; schedules that were never proposed may be told as well."""
+        ...
+
+
+@runtime_checkable
+class ExpectsGain(Protocol):
+    """What a strategy adds that can tell what going on is worth."""
+
+    def expected_gain(self) -> float:
+        """Share by which the most promising schedule not tried yet is expected to be faster than the best so far;
+        infinite while it cannot tell."""
         ...
 
 

@@ -29,7 +29,10 @@ from kernelwright.types import Trial
 
 Device = Annotated[str, typer.Option("--device", help="What to measure on: cuda, cuda:1, or replay:h100.")]
 StrategyName = Annotated[str, typer.Option("--strategy", help="model, bayesian, evolutionary, random or exhaustive.")]
-Trials = Annotated[int | None, typer.Option("--trials", help="Most schedules to try; 64 without --seconds.")]
+Trials = Annotated[
+    int | None,
+    typer.Option("--trials", help="Most schedules to try; without --seconds 64, fewer when no gain is expected."),
+]
 Seconds = Annotated[float | None, typer.Option("--seconds", help="Most seconds to search.")]
 Exhaustive = Annotated[bool, typer.Option("--exhaustive", help="Try every schedule; short for --strategy exhaustive.")]
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -11,6 +12,7 @@ from hypothesis import strategies as st
 from kernelwright.cost_model.model import Scores
 from kernelwright.errors import UnknownStrategy
 from kernelwright.kernels.space import FiniteSpace, Space
+from kernelwright.search.model_guided_search import ModelGuidedSearch
 from kernelwright.search.strategy import STRATEGIES, Strategy, make_strategy
 from kernelwright.types import DeviceSpec, Schedule, Workload
 from tests.contracts.strategy_contract import MakeStrategy, Measure, StrategyContract, drain
@@ -204,3 +206,39 @@ def test_half_of_the_first_batch_is_of_templates_that_a_trained_model_never_saw(
     for schedule in fresh:
         strategy.observe(schedule, failure())
     assert {s.template for s in strategy.propose(4)} != {"skinny"}, "only the first batch"
+    strategy = make_strategy("model", WORKLOAD, DEVICE, space, 0, Trained("pointer"))
+    twice = [schedule.template for _ in range(2) for schedule in strategy.propose(8)]
+    assert twice.count("skinny") == 4, "only the first batch, also when the second is asked for before any result"
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_templates_have_their_turn_once_however_many_batches_they_take(space: Space, size: int) -> None:
+    never_measured = dataclasses.replace(WORKLOAD, operator="conv2d")
+    strategy = make_strategy("model", never_measured, DEVICE, space, 0, HalfRightModel())
+    count = len({schedule.template for schedule in space})
+    asked = [schedule for _ in range(count) for schedule in strategy.propose(size)]
+    assert len({schedule.template for schedule in asked[:count]}) == count
+    assert len(set(asked)) == len(asked)
+
+
+def test_the_gain_to_expect_shrinks_as_the_best_is_found(space: Space) -> None:
+    strategy = make_strategy("model", WORKLOAD, DEVICE, space, 0, HalfRightModel())
+    assert isinstance(strategy, ModelGuidedSearch) and math.isinf(strategy.expected_gain())
+    expected, found, best = [], [], min(map(true_us, space))
+    while batch := strategy.propose(8):
+        for schedule in batch:
+            strategy.observe(schedule, works(schedule))
+            found.append(true_us(schedule))
+        expected.append((strategy.expected_gain(), min(found) / best - 1))
+    assert expected[0][0] > 0.005 and expected[-1] == (0.0, 0.0)
+    stopped = next(missed for gain, missed in expected if gain < 0.005)
+    assert stopped < 0.02
+    assert all(gain >= 0.0 for gain, _ in expected)
+
+
+def test_nothing_is_expected_while_nothing_worked(space: Space) -> None:
+    strategy = make_strategy("model", WORKLOAD, DEVICE, space, 0, HalfRightModel())
+    assert isinstance(strategy, ModelGuidedSearch)
+    for schedule in strategy.propose(8):
+        strategy.observe(schedule, failure())
+    assert math.isinf(strategy.expected_gain())
