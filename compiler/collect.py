@@ -126,7 +126,9 @@ def _backend(look: Callable[[Graph], None], without_data: bool) -> Callable[...,
 def _count(graph: Graph, found: Counter[Workload], left_out: list[str]) -> None:
     """Count what the pass would replace if every kernel of ours were faster, on a copy of the graph."""
     report = Report()
-    Replace(_ours, devices=DEVICES, report=report)(copied(graph))
+    judge = Replace(_ours, devices=DEVICES, report=report)
+    found.update(judge.wider_workloads(copied(graph)))
+    judge(copied(graph))
     for decision in report.decisions:
         if decision.replaced and decision.workload is not None:
             found[decision.workload] += 1

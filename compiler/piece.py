@@ -18,6 +18,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
 
+from kernelwright.compiler import side_by_side
 from kernelwright.compiler.kernel_call import Form, read_forms, written_forms
 from kernelwright.compiler.passes.pointwise import CASTS, CONSTANTS, VIEWS
 from kernelwright.compiler.passes.rival import is_fused
@@ -31,6 +32,9 @@ MOST_STEPS = 48
 
 FAR = 256
 """Nodes of a graph after the last of a piece that are looked at: what comes later runs by itself."""
+
+RENAMING = (*VIEWS, aten.permute.default, aten.t.default, aten.transpose.int, aten.unsqueeze.default)
+"""Steps whose result is the same memory, all of it, in another form."""
 
 SHAPES = (
     *VIEWS,
@@ -52,8 +56,9 @@ _KINDS: Mapping[str, type] = {"dtype": torch.dtype, "memory_format": torch.memor
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A piece. text: canonical JSON of `inputs` (forms), `steps` (target, args, kwargs), `outputs` and `anchors`
-    (places of the operators that make it up); a value is numbered by its place among inputs and steps."""
+    """A piece. text: canonical JSON of `inputs` (forms), `steps` (target, args, kwargs), `outputs`, `anchors` (places
+    of the operators that make it up) and `beside` (inputs that lie side by side in memory); a value is numbered by its
+    place among inputs and steps."""
 
     text: str
 
@@ -87,22 +92,34 @@ class Piece:
     def inputs(self, device: str, seed: int) -> list[torch.Tensor]:
         """Operands with random numbers small enough for any product of the piece to stay in range."""
         generator = torch.Generator(device).manual_seed(seed)
-        forms = read_forms(json.dumps(json.loads(self.text)["inputs"]))
-        return [_drawn(form, device, generator) for form in forms]
+        body = json.loads(self.text)
+        found = [_drawn(form, device, generator) for form in read_forms(json.dumps(body["inputs"]))]
+        together = side_by_side.joined([found[place] for place in body["beside"]]) if body["beside"] else None
+        start = 0
+        for place in body["beside"]:
+            columns = found[place].shape[1]
+            found[place] = together[:, start : start + columns]  # type: ignore[index]
+            start += columns
+        return found
 
 
 def piece_of(anchors: Sequence[Node]) -> Piece:
-    """The piece around operators of one graph, in the graph's order; UsageError where it cannot be written down."""
+    """The piece around operators of one graph; UsageError where it cannot be written down."""
     inside = _region(anchors)
     numbers: dict[Node, int] = {}
     forms: list[Form] = []
+    same: dict[tuple[Any, ...], int] = {}
     for node in inside:
         for before in node.all_input_nodes:
             if before not in inside and before not in numbers:
-                numbers[before] = len(forms)
-                forms.append(_form(before))
-    for node in inside:
-        numbers[node] = len(numbers)
+                form = _form(before)
+                # two views of one tensor that say the same are one input
+                kind = (source_of(before), form, before.meta["val"].storage_offset())
+                numbers[before] = same.setdefault(kind, len(forms))
+                if numbers[before] == len(forms):
+                    forms.append(form)
+    for number, node in enumerate(inside, len(forms)):
+        numbers[node] = number
     steps = [[_name(node), _encoded(node.args, numbers), _encoded(dict(node.kwargs), numbers)] for node in inside]
     outputs = [numbers[node] for node in inside if any(user not in inside for user in node.users)]
     body = {
@@ -110,8 +127,16 @@ def piece_of(anchors: Sequence[Node]) -> Piece:
         "steps": steps,
         "outputs": outputs,
         "anchors": [numbers[anchor] for anchor in anchors],
+        "beside": _beside(anchors, numbers),
     }
     return Piece(canonical_json(body))
+
+
+def _beside(anchors: Sequence[Node], numbers: Mapping[Node, int]) -> list[int]:
+    """The inputs that are weights of several products and lie side by side in memory."""
+    weights = [anchor.args[-1] for anchor in anchors] if len(anchors) > 1 else []
+    values = [weight.meta["val"] for weight in weights]  # type: ignore[union-attr]
+    return [numbers[weight] for weight in weights] if values and side_by_side.beside(values) else []  # type: ignore[index]
 
 
 def _region(anchors: Sequence[Node]) -> dict[Node, None]:
@@ -119,7 +144,7 @@ def _region(anchors: Sequence[Node]) -> dict[Node, None]:
     inside: dict[Node, None] = {}
     round_about: set[Node] = set()
     most = len(anchors) + MOST_STEPS
-    first = node = anchors[0]
+    first = node = min(anchors)
     waiting, idle = set(anchors), 0
     while node.op not in ("output", "root") and (waiting or idle < FAR):
         before, known = node.all_input_nodes, len(inside)
@@ -155,6 +180,13 @@ def _made_for(anchor: Node) -> list[Node]:
     image = anchor.args[0]
     alone = isinstance(image, Node) and len(image.users) == 1 and is_fused(image)
     return [image] if alone else []  # type: ignore[list-item]
+
+
+def source_of(node: Any) -> Any:
+    """The node that a chain of other forms of the same memory begins with."""
+    while isinstance(node, Node) and node.target in RENAMING:
+        node = node.args[0]
+    return node
 
 
 def _form(node: Node) -> Form:

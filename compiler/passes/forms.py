@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from torch.fx import Graph, Node
 
@@ -11,6 +11,7 @@ from kernelwright.compiler.passes.attention import Attentions
 from kernelwright.compiler.passes.candidate import Candidate, Finder
 from kernelwright.compiler.passes.convolution import Convolutions
 from kernelwright.compiler.passes.products import Products
+from kernelwright.compiler.passes.siblings import Siblings
 from kernelwright.errors import UsageError
 from kernelwright.pieces import option_key
 from kernelwright.search.answer import Answer
@@ -20,23 +21,34 @@ FINDERS: tuple[Finder, ...] = (Products(), Convolutions(), Attentions())
 """All that know a kind of operator."""
 
 
+ONE, MERGED, GATED = "one", "merged", "gated"
+
+
 @dataclasses.dataclass(frozen=True)
 class Option:
-    """A schedule of a workload that could take over a place, on a device."""
+    """A schedule of a workload that could take over a place, on a device.
+
+    kind: ONE, an operator and the steps behind it; MERGED, sibling products as one; GATED, two of them as a SwiGLU.
+    schedule: None for the library's product, where products are merged.
+    """
 
     workload: Workload
-    schedule: Schedule
+    schedule: Schedule | None
     device: DeviceSpec
-    kind: str = "one"
+    kind: str = ONE
 
     @property
     def key(self) -> str:
         """The key that its time is filed under."""
-        return option_key(self.kind, self.workload.key, self.schedule.key)
+        return option_key(self.kind, self.workload.key, "" if self.schedule is None else self.schedule.key)
 
 
 def put_in(graph: Graph, anchors: Sequence[Node], option: Option) -> None:
-    """Replace that form of the anchor which has the option's workload; UsageError where there is none."""
+    """Replace that form of the anchor which has the option's workload, or merge the anchors; UsageError where there is
+    none."""
+    if option.kind != ONE:
+        Siblings(tuple(anchors)).replace(graph, option.schedule, option.kind == GATED, whole=False)
+        return
     for candidate in forms_of(anchors[0]):
         try:
             workload = candidate.workload()
@@ -55,3 +67,24 @@ def forms_of(node: Node) -> Iterator[Candidate]:
         if any(node.target in group for group in finder.targets):
             for _, forms in finder.places(node):
                 yield from forms
+
+
+def merging_options(group: Siblings, answers: Callable[[Workload], Answer], how: Collection[str]) -> list[Option]:
+    """The ways to make one product of siblings: the library's, and ours by answers of the kinds that are trusted."""
+    found = []
+    for kind, workload in wider_workloads(group):
+        answer = answers(workload)
+        if kind == MERGED:
+            found.append(Option(workload, None, answer.device, kind))
+        if answer.schedule is not None and answer.how in how:
+            found.append(Option(workload, answer.schedule, answer.device, kind))
+    return found
+
+
+def wider_workloads(group: Siblings) -> list[tuple[str, Workload]]:
+    """What siblings come to as one product, by kind."""
+    kinds = (MERGED, GATED) if group.gate() is not None else (MERGED,)
+    try:
+        return [(kind, group.workload(kind == GATED)) for kind in kinds]
+    except UsageError:
+        return []

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
@@ -23,9 +24,10 @@ from kernelwright.compiler.operands import is_static
 from kernelwright.compiler.passes import dynamic_rows, open_sizes
 from kernelwright.compiler.passes.candidate import Candidate, Finder, value_of
 from kernelwright.compiler.passes.constant_mask import simplify_masks
-from kernelwright.compiler.passes.forms import FINDERS
-from kernelwright.compiler.passes.in_place import InPlace, judged, wanted_pieces
+from kernelwright.compiler.passes.forms import FINDERS, GATED, Option, forms_of, merging_options, wider_workloads
+from kernelwright.compiler.passes.in_place import InPlace, judged, merged, wanted_groups, wanted_pieces
 from kernelwright.compiler.passes.rival import rival_us, steps_apart
+from kernelwright.compiler.passes.siblings import Siblings, siblings
 from kernelwright.compiler.pieces import Pieces, WantedPiece
 from kernelwright.compiler.report import Decision, Report
 from kernelwright.compiler.tuning import Tuning
@@ -74,7 +76,8 @@ class Replace(CustomGraphPass):
         try:
             simplify_masks(graph, self._devices)
             self._prepare(graph)
-            self._in_place.look(self._nodes(graph), lambda: self.pieces(graph))
+            self._in_place.look(lambda: self._places(graph), lambda: self.pieces(graph))
+            self._merge(graph)
             for finder in FINDERS:
                 for node in found_by(finder, graph):
                     self._report.decisions += self._decide(graph, finder, node)
@@ -116,7 +119,59 @@ class Replace(CustomGraphPass):
             for node in found_by(finder, graph)
             if not self.unfit(finder, node)
         )
-        return wanted_pieces(places)
+        groups = ((group, self._merging(group)) for group in self.siblings(graph))
+        return wanted_pieces(places) + wanted_groups(groups)
+
+    def siblings(self, graph: Graph) -> list[Siblings]:
+        """Products that could be one wider one. With freezing on, Inductor merges them itself."""
+        return [] if inductor_config.freezing else siblings(graph, list(self._nodes(graph)))
+
+    def wider_workloads(self, graph: Graph) -> list[Workload]:
+        """The workloads of products that siblings could be."""
+        return [workload for group in self.siblings(graph) for _, workload in wider_workloads(group)]
+
+    def _merging(self, group: Siblings) -> list[Option]:
+        return merging_options(group, self._answers, self._how)
+
+    def _places(self, graph: Graph) -> list[Sequence[Node]]:
+        """The operators that make up the pieces of a graph."""
+        return [*((node,) for node in self._nodes(graph)), *(group.products for group in self.siblings(graph))]
+
+    def _merge(self, graph: Graph) -> None:
+        """Make one product of siblings where that was timed, and saves more than kernels of ours for each of them."""
+        if not self._in_place.knows_any:
+            return
+        for group in self.siblings(graph):
+            best = self._in_place.best_merged(group, self._merging(group))
+            if best is None:
+                continue
+            option, times = best
+            if times.theirs_us - times.ours_us[option.key] <= sum(map(self._saved_us, group.products)):
+                continue
+            try:
+                group.replace(graph, option.schedule, option.kind == GATED)
+            except UsageError as error:
+                _log.debug("siblings stay apart: %s", error)
+                continue
+            name = "+".join(product.name for product in group.products)
+            self._report.decisions.append(merged(name, option, times))
+            self._chosen += [self._answers(option.workload)] if option.schedule is not None else []
+
+    def _saved_us(self, product: Node) -> float:
+        """What the best kernel of ours saves at a product by itself."""
+        best = self._in_place.best(product, self._forms_of(product))
+        if best is not None:
+            _, answer, times = best
+            return times.theirs_us - judged("", answer, times, True).expected_us  # type: ignore[operator]
+        for candidate, answer in self._forms_of(product):
+            if self._in_place.times(product, answer) is None:
+                decision = self._judge("", answer, self._rival_us(answer, candidate.end))
+                if decision.replaced and decision.vendor_us is not None and decision.expected_us is not None:
+                    return decision.vendor_us - decision.expected_us
+        return 0.0
+
+    def _forms_of(self, node: Node) -> Iterator[tuple[Candidate, Answer]]:
+        return self._promising(forms_of(node))
 
     def _promising(self, forms: Iterable[Candidate]) -> Iterator[tuple[Candidate, Answer]]:
         """The forms that a kernel of ours could take over by an answer that is trusted, with these answers."""
@@ -152,11 +207,12 @@ class Replace(CustomGraphPass):
         if not isinstance(self._answers, Prepared | Tuning):
             return
         places = [forms for _, forms, _ in self.workloads(graph) if forms]
+        wider = self.wider_workloads(graph)
         if isinstance(self._answers, Prepared):
-            asked = [workload for forms in (*places, *self._open(graph)) for workload in forms]
+            asked = [workload for forms in (*places, *self._open(graph), wider) for workload in forms]
             self._answers.prepare(list(dict.fromkeys([*asked, *map(_bare, asked)])))
         if isinstance(self._answers, Tuning):
-            self._answers.tune(Counter(forms[0] for forms in places))
+            self._answers.tune(Counter([*(forms[0] for forms in places), *wider]))
 
     def _open(self, graph: Graph) -> Iterator[list[Workload]]:
         """What will be asked of each place whose sizes only a call tells."""
