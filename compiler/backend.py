@@ -38,6 +38,7 @@ from kernelwright.compiler.dispatch import Answers, MostCertain, RecordedAnswers
 from kernelwright.compiler.improving import improving, is_static, kept
 from kernelwright.compiler.passes.replace import Replace
 from kernelwright.compiler.passes.sequence import joined
+from kernelwright.compiler.passes.traced_mask import simplify_traced_masks
 from kernelwright.compiler.pieces import (
     AgreedPieces,
     KnownPieces,
@@ -115,6 +116,7 @@ def kernelwright(
         ours.report.inductor_options.update(patches)
     if not _has_tensor_on(gm, example_inputs, ours.devices):
         return compile_fx(gm, example_inputs, config_patches=patches)
+    simplify_traced_masks(gm)
     if torch.cuda.is_available():
         # as tuning compiled our kernels
         settle_compiler()

@@ -26,6 +26,7 @@ from torch.fx import Graph
 
 from kernelwright.compiler.meta_device import as_on_a_gpu, empty_results, fuse_attention
 from kernelwright.compiler.passes.replace import Replace
+from kernelwright.compiler.passes.traced_mask import simplify_traced_masks
 from kernelwright.compiler.report import Report
 from kernelwright.errors import UsageError
 from kernelwright.kernels.device import named_device
@@ -116,6 +117,7 @@ def _backend(look: Callable[[Graph], None], without_data: bool) -> Callable[...,
     )
 
     def backend(graph: torch.fx.GraphModule, inputs: Sequence[Any]) -> Any:
+        simplify_traced_masks(graph)
         if without_data:
             fuse_attention(graph)
         return behind(graph, inputs)

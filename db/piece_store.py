@@ -29,8 +29,6 @@ class PieceStore:
 
     def pieces(self, device_key: str, toolchain_key: str) -> list[PieceTimes]:
         """All pieces that were timed on this device with this toolchain, in the order of their keys."""
-        query = select(PieceRow.body).where(
-            PieceRow.device_key == device_key, PieceRow.toolchain_key == toolchain_key
-        )
+        query = select(PieceRow.body).where(PieceRow.device_key == device_key, PieceRow.toolchain_key == toolchain_key)
         with session_scope(self.engine) as session:
             return [PieceTimes.from_json(json.loads(body)) for body in session.scalars(query.order_by(PieceRow.key))]

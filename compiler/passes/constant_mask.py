@@ -7,6 +7,7 @@ So both torch's kernel and ours skip what is hidden, and nobody writes or reads 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Collection
 from typing import Any
 
@@ -23,7 +24,7 @@ MOST_STEPS = 200
 """Steps that a mask is computed in at most, to be looked at."""
 
 MOST_ELEMENTS = 2**26
-"""Elements that any of these steps has at most."""
+"""Elements that any of these steps has in memory at most."""
 
 
 def simplify_masks(graph: Graph, devices: Collection[str]) -> None:
@@ -61,14 +62,18 @@ def _causal(mask: Node) -> bool | None:
         return None
     try:
         with _disable_current_modes(), torch.no_grad():
-            return _judged(_evaluated(steps))
+            return judged(_evaluated(steps))
     except Exception as error:
         # a step that runs on a GPU alone, for one
         _log.info("a mask is left as it is: %s", error)
         return None
 
 
-def _judged(mask: torch.Tensor) -> bool | None:
+def judged(mask: torch.Tensor) -> bool | None:
+    """True for a mask that hides exactly what comes behind each query, False for one that hides nothing, None else."""
+    for place in range(mask.dim() - 2):
+        # the same all along
+        mask = mask.narrow(place, 0, 1) if mask.stride(place) == 0 else mask
     if mask.dtype is torch.bool:
         seen = mask
     else:
@@ -101,11 +106,18 @@ def _is_plain(node: Node) -> bool:
     """Whether a step gives the same each time, and is small enough to be tried."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload) or not is_known(node):
         return False
-    sizes = value_of(node).shape
-    if not all(isinstance(size, int) for size in sizes) or sizes.numel() > MOST_ELEMENTS:
+    if not is_small(value_of(node)):
         return False
     tags, schema = node.target.tags, node.target._schema
     return torch.Tag.nondeterministic_seeded not in tags and not schema.is_mutable and not _is_empty(node)
+
+
+def is_small(value: torch.Tensor) -> bool:
+    """Whether a tensor's elements, those that lie in memory, are few enough to be worked out."""
+    pairs = list(zip(value.shape, value.stride(), strict=True))
+    if not all(isinstance(number, int) for pair in pairs for number in pair):
+        return False
+    return math.prod(size for size, stride in pairs if stride) <= MOST_ELEMENTS
 
 
 def _is_empty(node: Node) -> bool:
@@ -113,12 +125,16 @@ def _is_empty(node: Node) -> bool:
     return "empty" in str(node.target)
 
 
+def on_cpu(argument: Any) -> Any:
+    """An argument of a step, so that it makes its tensor where it can be looked at."""
+    return torch.device("cpu") if isinstance(argument, torch.device) else argument
+
+
 def _evaluated(steps: list[Node]) -> torch.Tensor:
     values: dict[Node, Any] = {}
     for node in steps:
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
-        if "device" in kwargs:
-            kwargs = {**kwargs, "device": torch.device("cpu")}
+        args, kwargs = torch.fx.node.map_aggregate((args, kwargs), on_cpu)
         values[node] = node.target(*args, **kwargs)  # type: ignore[operator]
     result: torch.Tensor = values[steps[-1]]
     return result

@@ -68,6 +68,16 @@ def test_a_causal_mask_becomes_the_flag(forced: Any, mask: Mask) -> None:
     assert attributes_of(forced, mask) == {"causal": "bottom_right"}
 
 
+def test_a_mask_that_all_heads_share_counts_once(forced: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constant_mask, "MOST_ELEMENTS", LENGTH * LENGTH)
+    assert "causal" in attributes_of(forced, lambda: by_index()[:1].float().log().expand(2, 4, LENGTH, LENGTH))
+
+
+def test_a_mask_that_is_too_large_stays(forced: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(constant_mask, "MOST_ELEMENTS", LENGTH * LENGTH)
+    assert "mask" in attributes_of(forced, lambda: by_index()[:1].expand(2, 4, LENGTH, LENGTH).float().log())
+
+
 @pytest.mark.parametrize("mask", [lambda: torch.ones(LENGTH, LENGTH, dtype=torch.bool), lambda: torch.zeros(1, LENGTH)])
 def test_a_mask_that_hides_nothing_is_taken_away(forced: Any, mask: Mask) -> None:
     assert attributes_of(forced, mask) == {}
@@ -150,7 +160,7 @@ def test_a_mask_that_cannot_be_worked_out_stays(forced: Any, monkeypatch: pytest
 def test_the_default_device_makes_no_difference() -> None:
     seen = torch.ones(4, 4, dtype=torch.bool).tril()
     with torch.device("meta"):
-        assert constant_mask._judged(seen) is True
+        assert constant_mask.judged(seen) is True
 
 
 def test_a_backward_pass_without_a_gradient_is_left_alone() -> None:

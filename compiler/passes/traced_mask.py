@@ -1,0 +1,126 @@
+"""Constant masks of attention in the graph that dynamo traced, before torch chooses what computes it.
+
+For a mask of some strides (one that spreads along the keys) torch's own choice is to compute attention step by step,
+in fp32, whatever the mask says. Models of transformers make such masks to hide nothing. See `constant_mask` for what
+becomes of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.utils._python_dispatch import _disable_current_modes
+
+from kernelwright.compiler.passes.constant_mask import MOST_STEPS, is_small, judged, on_cpu
+
+_log = logging.getLogger(__name__)
+
+ATTENTION = torch._C._nn.scaled_dot_product_attention
+
+_ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+
+_NAMES = """
+add and_ arange bitwise_and bitwise_or bool broadcast_to contiguous cumsum diff eq expand expand_as flip float full
+full_like ge getitem gt invert le logical_and logical_not logical_or lt masked_fill mul ne neg new_full new_ones
+new_zeros ones ones_like or_ repeat reshape squeeze sub to transpose tril triu type unsqueeze view where xor zeros
+zeros_like
+"""
+
+_STEPS = frozenset(_NAMES.split())
+"""Functions and methods that give the same each time and change nothing."""
+
+_WRITERS = frozenset({"setitem", "delitem", "iand", "ior", *(f"i{name}" for name in dir(operator))} & {*dir(operator)})
+"""Python's own functions that write into what they are given: setitem, iadd, imul and so on."""
+
+
+def simplify_traced_masks(module: GraphModule) -> int:
+    """Do this to every attention of a graph of torch's functions; how many were changed."""
+    changed = 0
+    for node in [node for node in module.graph.nodes if node.target is ATTENTION]:
+        try:
+            with _disable_current_modes(), torch.no_grad():
+                changed += _simplified(node)
+        except Exception as error:
+            _log.info("a mask is left as it is: %s", error)
+    if changed:
+        module.recompile()
+    return changed
+
+
+def _simplified(node: Node) -> bool:
+    given = dict(zip(_ARGUMENTS, node.args, strict=False)) | dict(node.kwargs)
+    mask = given.get("attn_mask")
+    if not isinstance(mask, Node) or given.get("is_causal", False):
+        return False
+    steps = _constant_steps(mask)
+    causal = None if steps is None else judged(_evaluated(steps))
+    if causal is None:
+        return False
+    # by name, whichever way they were given
+    node.args = node.args[:3]
+    node.kwargs = {**{name: given[name] for name in given if name not in _ARGUMENTS[:4]}, "is_causal": causal}
+    return True
+
+
+def _constant_steps(mask: Node) -> list[Node] | None:
+    """The steps that a mask is computed in, in the graph's order; None where it depends on more than constants, or
+    where something may have been written into them since."""
+    found, waiting = {mask}, [mask]
+    while waiting:
+        node = waiting.pop()
+        if len(found) > MOST_STEPS or not _is_plain(node):
+            return None
+        for before in node.all_input_nodes:
+            if before not in found:
+                found.add(before)
+                waiting.append(before)
+    memory = {_memory(node) for node in found}
+    written = any(
+        _memory(read) in memory for node in mask.graph.nodes if _writes(node) for read in node.all_input_nodes
+    )
+    return None if written else sorted(found)
+
+
+def _memory(node: Node) -> int:
+    """Which memory a tensor lies in; views of it lie in the same."""
+    value = node.meta.get("example_value")
+    return value.untyped_storage()._cdata if isinstance(value, torch.Tensor) else 0
+
+
+def _writes(node: Node) -> bool:
+    """Whether a node may write into what it reads."""
+    if node.op not in ("call_function", "call_method"):
+        return node.op == "call_module"
+    if isinstance(node.target, torch._ops.OpOverload):
+        return node.target._schema.is_mutable
+    name = _name(node)
+    in_place = name.endswith("_") and not name.endswith("__") and name not in _STEPS
+    return in_place or name in _WRITERS or "out" in node.kwargs or not name
+
+
+def _is_plain(node: Node) -> bool:
+    value = node.meta.get("example_value")
+    if node.op not in ("call_function", "call_method") or not isinstance(value, torch.Tensor) or not is_small(value):
+        return False
+    return _name(node) in _STEPS and "out" not in node.kwargs
+
+
+def _name(node: Node) -> str:
+    """Of a function or a method; "" for what is more than that."""
+    if isinstance(node.target, torch._ops.HigherOrderOperator | torch._ops.OpOverloadPacket):
+        return ""
+    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+
+
+def _evaluated(steps: list[Node]) -> torch.Tensor:
+    graph, copies = Graph(), {}
+    for node in steps:
+        copies[node] = graph.node_copy(node, copies.__getitem__)
+        copies[node].args = torch.fx.node.map_aggregate(copies[node].args, on_cpu)
+        copies[node].kwargs = torch.fx.node.map_aggregate(copies[node].kwargs, on_cpu)
+    graph.output(copies[steps[-1]])
+    result: torch.Tensor = torch.fx.Interpreter(GraphModule({}, graph)).run()
+    return result
