@@ -4,7 +4,7 @@
     python benchmarks/fleet.py scaling --most 4   only that part
 
 scaling: 1 to 16 recorded H100s as actors of a Ray cluster on this machine, tuning side by side into one SQLite file.
-machine: the same driver with a machine of 32 cores that compiles, and one or two GPUs: how much faster are two?
+machine: 1 to 16 GPUs as fast as an H200, in machines of two with 32 cores that compile: how much faster are more?
 budget: one budget for many workloads against the same number of trials for each, on the recorded H100.
 costs and simulation: what trials cost the driver and the databases here, and from that 1,000 devices of 5 kinds with
 10,000 workloads, event by event. Results go to benchmarks/results/cpu/fleet.json.
@@ -25,7 +25,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +52,8 @@ TRIALS = 32
 SECONDS = 16.0
 CALLS = (1, 64)
 PAGE = 64
-CORES, MACHINE_S = 32, 40.0
+COUNTS = (1, 2, 4, 8, 16)
+CORES, MACHINE_S = 32, 20.0
 KINDS, DEVICES, WORKLOADS = 5, 1000, 10_000
 
 
@@ -77,14 +78,15 @@ def _is_ours(trial: Trial) -> bool:
     return trial.schedule.template != VENDOR_TEMPLATE
 
 
-def scaling(counts: Sequence[int], strategies: Sequence[str] = ("random", "model")) -> list[dict[str, Any]]:
+def scaling(counts: Sequence[int], strategies: Sequence[str]) -> Iterator[list[dict[str, Any]]]:
     """For each number of devices, over SECONDS of work without end: trials a second, and the share of the devices' time
-    that went into trials and final rounds."""
+    that went into trials and final rounds. The rows so far, each time one is done."""
     trials = recording()
     times = {(t.workload, t.schedule): t.measurement for t in trials}
     ray = _cluster(max(counts))
-    rows = []
+    rows: list[dict[str, Any]] = []
     for strategy in strategies:
+        alone = 0.0
         for count in counts:
             fleet, _ = ray_fleet(SPEC, count=count, pace=1.0)
             with tempfile.TemporaryDirectory() as folder, Store.open(f"sqlite:///{folder}/t.db") as store:
@@ -94,12 +96,13 @@ def scaling(counts: Sequence[int], strategies: Sequence[str] = ("random", "model
                 spent = _timed(run)
                 paced = sum(seconds_of(times[trial.workload, trial.schedule]) for trial in store.trials())
                 finals = sum(rounds(standing.new_trials) for standing in run.campaign.standings)
-                rows.append(_scaling_row(strategy, count, run.trials, spent, paced + FINALS_S * finals))
-                print(rows[-1], flush=True)
+                row = _scaling_row(strategy, count, run.trials, spent, paced + FINALS_S * finals)
             fleet.close()
+            alone = alone or row["busy"]
+            rows.append({**row, "efficiency": round(row["busy"] / alone, 4)})
+            print(rows[-1], flush=True)
+            yield rows
     ray.shutdown()
-    alone = {row["strategy"]: row["busy"] for row in rows if row["devices"] == min(counts)}
-    return [{**row, "efficiency": round(row["busy"] / alone[row["strategy"]], 4)} for row in rows]
 
 
 def rounds(trials: int) -> int:
@@ -110,12 +113,14 @@ def rounds(trials: int) -> int:
     return count
 
 
-def machine(counts: Sequence[int] = (1, 2)) -> list[dict[str, Any]]:
-    """Trials a second of a machine with so many GPUs and CORES cores, over MACHINE_S seconds of work without end."""
+def machine(counts: Sequence[int]) -> Iterator[list[dict[str, Any]]]:
+    """Trials a second with so many GPUs, and CORES cores for each two of them, over MACHINE_S seconds of work without end.
+    efficiency: trials a second of a device over those of one alone. The rows so far, each time one is done."""
     trials = recording()
     rows: list[dict[str, Any]] = []
     for count in counts:
-        compilers = Compilers(CORES - 1)
+        cores = max(CORES, count * CORES // 2)
+        compilers = Compilers(cores - 1)
         # one for each device: what lies on it is its own
         links = {f"gpu{n}": LocalLink(functools.partial(Device, trials, trials[0].device)) for n in range(count)}
         fleet = Fleet(links)
@@ -128,20 +133,22 @@ def machine(counts: Sequence[int] = (1, 2)) -> list[dict[str, Any]]:
         fleet.close()
         compilers.close()
         rate = run.trials / wall
+        alone = rows[0]["trials_per_s"] / rows[0]["devices"] if rows else rate / count
         rows.append(
             {
                 "devices": count,
+                "cores": cores,
                 "trials": run.trials,
                 "seconds": round(wall, 2),
                 "trials_per_s": round(rate, 2),
-                "ratio": round(rate / rows[0]["trials_per_s"], 3) if rows else 1.0,
+                "efficiency": round(rate / count / alone, 3),
                 "devices_busy": round(busy / wall / count, 4),
-                "compilers_busy": round(compilers.seconds / wall / (CORES - 1), 4),
+                "compilers_busy": round(compilers.seconds / wall / (cores - 1), 4),
                 "driver_busy": round(cpu / wall, 4),
             }
         )
         print(rows[-1], flush=True)
-    return rows
+        yield rows
 
 
 def _timed(run: CampaignRun) -> tuple[float, float]:
@@ -253,37 +260,58 @@ def simulation(databases: dict[str, dict[str, float]], driver_ms: float) -> list
     return rows
 
 
+def keep(out: Path, part: str, value: Any) -> None:
+    """Write what a part has so far over what was written of it before; `runs` tells when and where each part ran."""
+    run = {
+        "command": report.command(sys.argv),
+        "commit": report.commit(),
+        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        "cpu": platform.processor() or platform.machine(),
+        "cores": os.cpu_count(),
+        "load": round(os.getloadavg()[0], 1),
+        "versions": {name: _version(name) for name in ("ray", "sqlalchemy", "psycopg", "numpy")},
+    }
+    result = json.loads(out.read_text()) if out.exists() else {}
+    runs = {**result.get("runs", {}), part: run}
+    out.parent.mkdir(parents=True, exist_ok=True)
+    out.write_text(json.dumps({**result, **run, part: value, "runs": runs}, indent=1) + "\n", encoding="utf-8")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
 def main() -> None:
-    """Run the parts and write the results of those that ran over the earlier ones."""
+    """Run the parts; each row is written when it is done."""
     parser = argparse.ArgumentParser(description="Measure a fleet of recorded devices.")
     parser.add_argument("parts", nargs="*", default=["scaling", "machine", "budget", "simulation"])
-    parser.add_argument("--most", type=int, default=16, help="most devices of the scaling part")
+    parser.add_argument("--most", type=int, default=16, help="most devices of scaling and machine")
+    parser.add_argument("--strategies", default="random,model", help="of the scaling part, by commas")
+    parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
-    result = json.loads(OUT.read_text()) if OUT.exists() else {}
+    counts, save = [count for count in COUNTS if count <= args.most], functools.partial(keep, args.out)
     if "scaling" in args.parts:
-        result["scaling"] = scaling([count for count in (1, 2, 4, 8, 16) if count <= args.most])
+        chosen = args.strategies.split(",")
+        before = json.loads(args.out.read_text()).get("scaling", []) if args.out.exists() else []
+        others = [row for row in before if row["strategy"] not in chosen]
+        for rows in scaling(counts, chosen):
+            save("scaling", others + rows)
     if "machine" in args.parts:
-        result["machine"] = machine()
+        for rows in machine(counts):
+            save("machine", rows)
     if "budget" in args.parts:
-        result["budget"] = budget()
+        save("budget", budget())
     if "simulation" in args.parts:
         with tempfile.TemporaryDirectory() as folder:
             databases = {"sqlite": database_costs(f"sqlite:///{folder}/t.db")}
         with new_postgresql() as url:
             databases["postgresql"] = database_costs(url)
-        driver_ms = max(row["driver_cpu_ms_a_trial"] for row in result["scaling"])
-        result["costs"] = {"driver_ms_a_trial": driver_ms, **databases}
-        result["simulation"] = simulation(databases, driver_ms)
-    head = {
-        "command": " ".join(["python", *sys.argv]),
-        "commit": report.commit(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        "cpu": platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "versions": {name: importlib.metadata.version(name) for name in ("ray", "sqlalchemy", "psycopg", "numpy")},
-    }
-    OUT.parent.mkdir(parents=True, exist_ok=True)
-    OUT.write_text(json.dumps({**result, **head}, indent=1) + "\n", encoding="utf-8")
+        driver_ms = max(row["driver_cpu_ms_a_trial"] for row in json.loads(args.out.read_text())["scaling"])
+        save("costs", {"driver_ms_a_trial": driver_ms, **databases})
+        save("simulation", simulation(databases, driver_ms))
 
 
 if __name__ == "__main__":
