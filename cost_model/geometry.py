@@ -286,12 +286,12 @@ def _alignment(layout: str, shape: tuple[int, int], width: float) -> float:
 
 def knob_columns(schedules: Sequence[Schedule]) -> dict[str, Array]:
     """The knobs that cut a product into tiles, an array each; a knob that a schedule lacks has its neutral value."""
-    knobs = [s.knobs for s in schedules]
+    knobs = [dict(s.knobs) for s in schedules]
     columns = {
-        name: np.fromiter((k.get(name, default) for k in knobs), dtype=np.float64, count=len(knobs))
+        name: np.array([k.get(name, default) for k in knobs], dtype=np.float64)
         for name, default in _KNOB_DEFAULTS.items()
     }
-    buffers = np.fromiter((k.get("num_buffers", 0) for k in knobs), dtype=np.float64, count=len(knobs))
+    buffers = np.array([k.get("num_buffers", 0) for k in knobs], dtype=np.float64)
     columns["num_stages"] = np.where(buffers > 0, buffers, columns["num_stages"])
     floors = {"repack": 0.0}
     return {name: np.maximum(column, floors.get(name, 1.0)) for name, column in columns.items()}

@@ -9,7 +9,7 @@ from __future__ import annotations
 import base64
 import dataclasses
 import zlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Self
@@ -67,6 +67,31 @@ class TrainedTrees:
         return (output + estimate if self.residual else output) * self.scale + self.shift
 
 
+class _LastRows:
+    """What does not change while one search goes on: features, analytic estimate and what the earlier trees say of the
+    schedules asked about last. Copies start without."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[tuple[Workload, DeviceSpec, tuple[Schedule, ...]], tuple[Any, FloatArray, FloatArray]] | None
+        self._kept = None
+
+    def __reduce__(self) -> tuple[type[_LastRows], tuple[()]]:
+        return _LastRows, ()
+
+    def of(
+        self,
+        workload: Workload,
+        device: DeviceSpec,
+        schedules: Sequence[Schedule],
+        make: Callable[[], tuple[npt.NDArray[np.float32], FloatArray, FloatArray]],
+    ) -> tuple[npt.NDArray[np.float32], FloatArray, FloatArray]:
+        """What was kept where all that is asked about is the same, else what `make` gives."""
+        asked, kept = (workload, device, tuple(schedules)), self._kept
+        if kept is None or kept[0] != asked:
+            kept = self._kept = (asked, make())
+        return kept[1]
+
+
 class XGBoostModel:
     """Ranks schedules with boosted trees; without trained ones it starts from the analytic estimate.
 
@@ -91,6 +116,7 @@ class XGBoostModel:
         self._latest: Any = None
         self._trials: list[Trial] = []
         self._rows = KeptRows()
+        self._last = _LastRows()
         self._fitted = 0
 
     def predict(self, workload: Workload, device: DeviceSpec, schedules: Sequence[Schedule]) -> Scores:
@@ -115,10 +141,14 @@ class XGBoostModel:
         self._require(workload.operator)
         if not schedules:
             return np.empty(0), np.empty(0)
-        rows = features(workload, device, schedules)
-        known = self._known(rows)
-        said = known if self._latest is None else _corrected(known, self._latest, rows)
-        return said, estimated_log_shares(rows, self.operator)
+
+        def make() -> tuple[npt.NDArray[np.float32], FloatArray, FloatArray]:
+            rows = features(workload, device, schedules)
+            return rows, self._known(rows), estimated_log_shares(rows, self.operator)
+
+        rows, known, estimate = self._last.of(workload, device, schedules, make)
+        said = known.copy() if self._latest is None else _corrected(known, self._latest, rows)
+        return said, estimate.copy()
 
     def update(self, trials: Sequence[Trial]) -> None:
         """Add trials of this operator and fit the correction again once they grew by a tenth (at least 4)."""

@@ -26,6 +26,14 @@ class Knob:
 
     def encode(self, value: Scalar) -> float:
         """A number for a cost model: log2 of the value, the value, or its place in the list."""
+        code = self._codes.get(value)
+        return self._code(value) if code is None else code
+
+    @functools.cached_property
+    def _codes(self) -> dict[Scalar, float]:
+        return {value: self._code(value) for value in self.values}
+
+    def _code(self, value: Scalar) -> float:
         if self.scale == "category":
             return float(self.values.index(value))
         return math.log2(float(value)) if self.scale == "log2" else float(value)

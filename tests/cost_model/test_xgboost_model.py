@@ -1,18 +1,21 @@
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
+import pickle
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 
-from kernelwright.cost_model import RooflineModel, XGBoostModel, load_model, packaged_model, train
+from kernelwright.cost_model import RooflineModel, XGBoostModel, load_model, packaged_model, train, xgboost_model
 from kernelwright.cost_model.evaluation import spearman
 from kernelwright.cost_model.examples import FAILED_LOG_SHARE, KeptRows, examples
-from kernelwright.cost_model.features import feature_names
+from kernelwright.cost_model.features import feature_names, features
 from kernelwright.cost_model.model import shares, squash, workload_groups
 from kernelwright.cost_model.packaged import KINDS
 from kernelwright.cost_model.train import OBJECTIVES
@@ -201,3 +204,33 @@ def test_the_packaged_model_can_be_read(make_matmul: Make, h100: DeviceSpec, can
     assert isinstance(model, tuple(KINDS.values()))
     assert model.predict(make_matmul(64, 64, 64), h100, candidates).shape == (len(candidates),)
     assert isinstance(packaged_model("an operator without a model"), RooflineModel)
+
+
+def test_what_was_asked_about_last_is_not_worked_out_again(
+    trained: XGBoostModel,
+    make_matmul: Make,
+    h100: DeviceSpec,
+    candidates: list[Schedule],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model, workload, other = copy.deepcopy(trained), make_matmul(512, 1024, 4096), make_matmul(512, 1024, 2048)
+    made: list[int] = []
+
+    def counted(workload: Workload, device: DeviceSpec, schedules: Sequence[Schedule]) -> npt.NDArray[np.float32]:
+        made.append(len(schedules))
+        return features(workload, device, schedules)
+
+    monkeypatch.setattr(xgboost_model, "features", counted)
+    fresh = copy.deepcopy(trained)
+    first = model.predict(workload, h100, candidates)
+    assert np.array_equal(model.predict(workload, h100, list(candidates)), first) and len(made) == 1
+    assert np.array_equal(model.predict(workload, h100, candidates[::-1]), first[::-1]) and len(made) == 2
+    elsewhere = model.predict(other, h100, candidates)
+    assert len(made) == 3 and np.array_equal(elsewhere, fresh.predict(other, h100, candidates))
+    changed = list(candidates)
+    model.predict(workload, h100, changed)
+    changed[0], changed[1] = changed[1], changed[0]
+    assert model.predict(workload, h100, changed)[0] == first[1]
+    assert pickle.loads(pickle.dumps(model)).predict(workload, h100, candidates) == pytest.approx(first)
+    model.log_shares(workload, h100, candidates)[0][:] = 0.0
+    assert np.array_equal(model.predict(workload, h100, candidates), first), "what is given away may be changed"
