@@ -4,7 +4,8 @@
     python benchmarks/fleet.py scaling --most 4   only that part
 
 scaling: 1 to 16 recorded H100s as actors of a Ray cluster on this machine, tuning side by side into one SQLite file.
-machine: 1 to 16 GPUs as fast as an H200, in machines of two with 32 cores that compile: how much faster are more?
+machine: 1 to 16 GPUs as fast as an H200, in machines of two with 32 cores that compile, for 20 seconds each.
+list: one and two of these GPUs with the same list of 32 workloads, 16 trials each, to its end.
 budget: one budget for many workloads against the same number of trials for each, on the recorded H100.
 costs and simulation: what trials cost the driver and the databases here, and from that 1,000 devices of 5 kinds with
 10,000 workloads, event by event. Results go to benchmarks/results/cpu/fleet.json.
@@ -53,7 +54,7 @@ SECONDS = 16.0
 CALLS = (1, 64)
 PAGE = 64
 COUNTS = (1, 2, 4, 8, 16)
-CORES, MACHINE_S = 32, 20.0
+CORES, MACHINE_S, LISTED = 32, 20.0, 32
 KINDS, DEVICES, WORKLOADS = 5, 1000, 10_000
 
 
@@ -113,8 +114,8 @@ def rounds(trials: int) -> int:
     return count
 
 
-def machine(counts: Sequence[int]) -> Iterator[list[dict[str, Any]]]:
-    """Trials a second with so many GPUs, and CORES cores for each two of them, over MACHINE_S seconds of work without end.
+def machine(counts: Sequence[int], plan: Plan, workloads: int | None = None) -> Iterator[list[dict[str, Any]]]:
+    """Trials a second with so many GPUs, and CORES cores for each two of them, of all workloads or the first so many.
     efficiency: trials a second of a device over those of one alone. The rows so far, each time one is done."""
     trials = recording()
     rows: list[dict[str, Any]] = []
@@ -125,9 +126,9 @@ def machine(counts: Sequence[int]) -> Iterator[list[dict[str, Any]]]:
         links = {f"gpu{n}": LocalLink(functools.partial(Device, trials, trials[0].device)) for n in range(count)}
         fleet = Fleet(links)
         with tempfile.TemporaryDirectory() as folder, Store.open(f"sqlite:///{folder}/t.db") as store:
-            plan = Plan("model", trials=TRIALS, seconds=MACHINE_S, worth=0)
             runner = functools.partial(FleetRunner, fleet, "h100", builders=compilers)
-            run = CampaignRun(store, runner, count, shares(trials, TRIALS), plan, side_by_side(compilers))
+            work = shares(trials, TRIALS)[:workloads]
+            run = CampaignRun(store, runner, count, work, plan, side_by_side(compilers))
             wall, cpu = _timed(run)
         busy = sum(member.busy_s for member in fleet.members())
         fleet.close()
@@ -287,7 +288,7 @@ def _version(package: str) -> str | None:
 def main() -> None:
     """Run the parts; each row is written when it is done."""
     parser = argparse.ArgumentParser(description="Measure a fleet of recorded devices.")
-    parser.add_argument("parts", nargs="*", default=["scaling", "machine", "budget", "simulation"])
+    parser.add_argument("parts", nargs="*", default=["scaling", "machine", "list", "budget", "simulation"])
     parser.add_argument("--most", type=int, default=16, help="most devices of scaling and machine")
     parser.add_argument("--strategies", default="random,model", help="of the scaling part, by commas")
     parser.add_argument("--out", type=Path, default=OUT)
@@ -300,8 +301,11 @@ def main() -> None:
         for rows in scaling(counts, chosen):
             save("scaling", others + rows)
     if "machine" in args.parts:
-        for rows in machine(counts):
+        for rows in machine(counts, Plan("model", trials=TRIALS, seconds=MACHINE_S, worth=0)):
             save("machine", rows)
+    if "list" in args.parts:
+        for rows in machine(counts[:2], Plan("model", trials=16, worth=0), LISTED):
+            save("list", rows)
     if "budget" in args.parts:
         save("budget", budget())
     if "simulation" in args.parts:
