@@ -24,6 +24,7 @@ from kernelwright.compiler.operands import is_static
 from kernelwright.compiler.passes import dynamic_rows, open_sizes
 from kernelwright.compiler.passes.candidate import Candidate, Finder, value_of
 from kernelwright.compiler.passes.constant_mask import simplify_masks
+from kernelwright.compiler.passes.copies import drop_copies
 from kernelwright.compiler.passes.forms import FINDERS, GATED, Option, forms_of, merging_options, wider_workloads
 from kernelwright.compiler.passes.in_place import InPlace, judged, merged, wanted_groups, wanted_pieces
 from kernelwright.compiler.passes.rival import rival_us, steps_apart
@@ -74,6 +75,7 @@ class Replace(CustomGraphPass):
     def __call__(self, graph: Graph) -> None:
         """Replace what is faster; an error of ours leaves the rest of the graph as it is, and is logged."""
         try:
+            drop_copies(graph)
             simplify_masks(graph, self._devices)
             self._prepare(graph)
             self._in_place.look(lambda: self._places(graph), lambda: self.pieces(graph))

@@ -118,7 +118,8 @@ def _with_next(tail: Tail, is_vector: Callable[[Node, Node], bool]) -> Tail | No
 
 def _without_cast(node: Node) -> Node:
     """What was widened to fp32 only to be added or multiplied."""
-    before = node.args[0] if node.target is prims.convert_element_type.default else None
+    widened = node.target is prims.convert_element_type.default and value_of(node).dtype is torch.float32
+    before = node.args[0] if widened else None
     return before if isinstance(before, Node) and is_known(before) else node
 
 

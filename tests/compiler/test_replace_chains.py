@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as functional
+from torch._inductor.fx_passes import post_grad
 
 from kernelwright.compiler.kernel_call import CALL
 from kernelwright.compiler.passes.rival import passes, rival_us
@@ -54,6 +55,39 @@ def test_bias_activation_gate_and_residual_keep_their_order(forced: Any) -> None
 def test_two_residuals_are_told_apart(forced: Any) -> None:
     check(forced, lambda a, b, y, z: a @ b + y + z, tensor(6, 8), tensor(8, 12), tensor(6, 12), tensor(6, 12) * 2)
     assert forced.epilogues() == [("residual", "residual")]
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_residual_that_a_norm_gives_in_the_results_type_goes_along(forced: Any, dtype: torch.dtype) -> None:
+    # of the norm's fp32 value and its cast, the cast is what lies in memory
+    def model(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        y = functional.layer_norm(x, x.shape[-1:])
+        return functional.linear(y, w, b) + y
+
+    check(forced, model, *(tensor(*size, dtype=dtype) for size in ((2, 3, 8), (8, 8), (8,))))
+    assert forced.epilogues() == [("bias", "residual")]
+
+
+def test_dropout_that_drops_nothing_is_no_step(forced: Any) -> None:
+    def model(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return functional.dropout(functional.linear(x, w, b), 0.1, training=False).clone() + y
+
+    check(forced, model, tensor(6, 8), tensor(12, 8), tensor(12), tensor(6, 12))
+    assert forced.epilogues() == [("bias", "residual")]
+
+
+def test_copies_that_a_caller_gets_stay_copies(forced: Any) -> None:
+    x, w = tensor(6, 8), tensor(8, 12)
+    with torch.no_grad():
+        kept, product, again = forced.compile(lambda x, w: (x.clone(), (y := x @ w), y.clone()))(x, w)
+    torch.testing.assert_close([kept, product, again], [x, x @ w, x @ w])
+    assert len({one.data_ptr() for one in (x, kept, product, again)}) == 4
+
+
+def test_copies_stay_where_inductor_cannot_tell_which_to_drop(forced: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(post_grad, "remove_noop_ops")
+    check(forced, lambda a, b, y: (a @ b).clone() + y, tensor(6, 8), tensor(8, 12), tensor(6, 12))
+    assert forced.epilogues() == [()]
 
 
 def test_scale_of_columns_goes_before_the_bias(forced: Any) -> None:
