@@ -177,12 +177,13 @@ def kernel_settings(
         warning_once(_log, "every product is left to Inductor: %s", error)
         return {}
     # a graph from the cache is not decided again, so that a report would miss it unless somebody knows better
-    keep_out_of_cache = state is None or (ours.report is not None and not patches.get("fx_graph_cache"))
+    known = "" if pieces is None else pieces.state
+    keep_out_of_cache = None in (state, known) or (ours.report is not None and not patches.get("fx_graph_cache"))
     ours_pass = Replace(
         answers,
         how=ours.how,
         devices=ours.devices,
-        state=None if keep_out_of_cache else digest([state, pieces.state if pieces is not None else ""]),
+        state=None if keep_out_of_cache else digest([state, known]),
         report=report,
         pieces=pieces,
         chosen=build_ahead if ours.device is None and torch.cuda.is_available() else None,

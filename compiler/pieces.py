@@ -46,8 +46,8 @@ class Pieces(Protocol):
     """A source of times of pieces whose present state can be told."""
 
     @property
-    def state(self) -> str:
-        """Digest of all that is known."""
+    def state(self) -> str | None:
+        """Digest of all that is known; None where a compiled graph must not be kept for another time."""
         ...
 
     def __call__(self, key: str) -> PieceTimes | None:
@@ -117,26 +117,31 @@ class AgreedPieces:
         self._source, self._store, self._device = source, store, device
 
     @property
-    def state(self) -> str:
-        """See `Pieces`."""
-        return self._source.state
+    def state(self) -> str | None:
+        """See `Pieces`; None where ranks began with different ones."""
+        own = self._source.state
+        return own if own is not None and self._first("state", own) in (own, None) else None
 
     def __call__(self, key: str) -> PieceTimes | None:
         """See `Pieces`."""
         own = self._source(key)
-        text = json.dumps(None if own is None else own.to_json())
-        try:
-            said = json.loads(
-                self._store.compare_set(f"kernelwright/piece/{self._device.key}/{key}", "", text).decode()
-            )
-        except Exception as error:
-            _log.warning("ranks may choose different kernels, the store of the job failed: %s", error)
+        text = self._first(key, json.dumps(None if own is None else own.to_json()))
+        if text is None:
             return own
+        said = json.loads(text)
         return None if said is None else PieceTimes.from_json(said)
 
     def measure(self, wanted: Callable[[], Sequence[WantedPiece]]) -> None:
         """See `Pieces`: every rank measures on its own GPU, and the first times count."""
         self._source.measure(wanted)
+
+    def _first(self, key: str, value: str) -> str | None:
+        """The value that was given first under a key; None where the store cannot be asked."""
+        try:
+            return self._store.compare_set(f"kernelwright/pieces/{self._device.key}/{key}", "", value).decode()
+        except Exception as error:
+            _log.warning("ranks may choose different kernels, the store of the job failed: %s", error)
+            return None
 
 
 def local_pieces(url: str | None, device: str | None) -> KnownPieces:

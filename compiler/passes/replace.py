@@ -16,6 +16,7 @@ from typing import Any
 
 from torch._inductor import config as inductor_config
 from torch._inductor.custom_graph_pass import CustomGraphPass, get_hash_for_files
+from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
 
@@ -125,8 +126,11 @@ class Replace(CustomGraphPass):
         return wanted_pieces(places) + wanted_groups(groups)
 
     def siblings(self, graph: Graph) -> list[Siblings]:
-        """Products that could be one wider one. With freezing on, Inductor merges them itself."""
-        return [] if inductor_config.freezing else siblings(graph, list(self._nodes(graph)))
+        """Products that could be one wider one. With freezing on, Inductor merges them itself; a package of
+        AOTInductor holds every weight in a place of its own."""
+        if inductor_config.freezing or V.aot_compilation:
+            return []
+        return siblings(graph, list(self._nodes(graph)))
 
     def wider_workloads(self, graph: Graph) -> list[Workload]:
         """The workloads of products that siblings could be."""

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as functional
 
 from kernelwright.compiler.passes.forms import Option
-from kernelwright.compiler.piece_job import PieceReply
+from kernelwright.compiler.piece_job import PieceJob, PieceReply
 from kernelwright.compiler.pieces import AgreedPieces, KnownPieces, MissingTimed, WantedPiece, timed
 from kernelwright.db import Store
-from kernelwright.kernels.child_process import ChildDied
+from kernelwright.kernels.child_process import ChildDied, ChildProcess
 from kernelwright.kernels.device import named_device
 from kernelwright.kernels.triton_adapter import current_toolchain
 from kernelwright.pieces import PieceTimes
@@ -175,7 +175,35 @@ def test_ranks_take_the_times_of_the_first() -> None:
     job = HashStore()
     first, second = (AgreedPieces(KnownPieces([one]), job, H100) for one in (times, later))
     assert first(times.piece) == second(times.piece) == times
+    assert first.state == KnownPieces([times]).state and second.state is None
     assert first("q" * 20) is None and AgreedPieces(KnownPieces([later]), job, H100)("q" * 20) is None
+
+
+def test_a_store_that_fails_leaves_every_rank_its_own() -> None:
+    class Failing:
+        def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
+            raise RuntimeError("planted")
+
+    times = PieceTimes("p" * 20, H100.key, TOOLCHAIN.key, "mm", 10.0, {"a" * 20: 5.0}, {}, 0.01)
+    assert AgreedPieces(KnownPieces([times]), Failing(), H100)(times.piece) == times
+
+
+def test_pieces_are_timed_in_a_process_of_their_own(forced: Any, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The job and what comes of it go through pipes; here the process times on the CPU, and every option takes 1 us."""
+
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+
+    class InChild(Meter):
+        def __call__(self, wanted: WantedPiece, timeout_s: float) -> PieceReply:
+            super().__call__(wanted, timeout_s)
+            with ChildProcess("child_pieces:start", init={"theirs_us": 2.0}) as child:
+                reply: PieceReply = child.call(PieceJob(wanted.piece.text, wanted.options), timeout_s)
+                return reply
+
+    run(forced, timed_with(InChild(lambda option: None), store))
+    (known,) = store.pieces(H100.key, TOOLCHAIN.key)
+    assert known.theirs_us == 2.0 and set(known.ours_us.values()) == {1.0} and not known.failures
+    assert len(forced.epilogues()) == 1
 
 
 def test_state_follows_what_is_known() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as functional
+from torch._inductor.virtualized import V
 
 from kernelwright.compiler import merged_call
 from kernelwright.compiler.merged_call import MERGED
@@ -263,11 +264,13 @@ def test_training_is_left_alone(tried_with: Any) -> None:
     assert MERGED not in tried.targets() and tried.report.warnings == []
 
 
-def test_freezing_is_left_to_inductor(tried_with: Any) -> None:
+@pytest.mark.parametrize("how", ["freezing", "a package"])
+def test_what_inductor_merges_or_packs_is_left_to_it(tried_with: Any, how: str) -> None:
     tried, model = tried_with(lambda workload: False), Gated()
     lay_side_by_side(model)
     tried._pass._in_place._pieces = Everything()
-    with torch.no_grad(), torch._inductor.config.patch(freezing=True):
+    settings = torch._inductor.config.patch(freezing=how == "freezing")
+    with torch.no_grad(), settings, V.set_aot_compilation(how == "a package"):
         tried.compile(model)(torch.randn(3, 16))
     assert MERGED not in tried.targets()
 
