@@ -212,6 +212,21 @@ def test_closing_does_not_wait_for_operands(planted: ChildRunner) -> None:
     assert time.monotonic() - begin < 5.0
 
 
+def test_closing_ends_a_warm_up_that_waits(planted: ChildRunner) -> None:
+    import kw_planted
+
+    planted.warm_up()
+    planted._seed = kw_planted.SEED_THAT_HANGS
+    assert list(planted.measure(WORKLOAD, members(), deadline=time.monotonic())) == []
+    waiting = threading.Thread(target=planted.warm_up, daemon=True)
+    waiting.start()
+    waiting.join(0.3)
+    assert waiting.is_alive()
+    planted.close()
+    waiting.join(5.0)
+    assert not waiting.is_alive()
+
+
 def test_closing_twice_is_harmless(planted: ChildRunner) -> None:
     planted.close()
     planted.close()
