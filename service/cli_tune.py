@@ -101,8 +101,9 @@ def tune(
 def run(settings: Settings, where: Where, request: TuneRequest) -> TuneReport:
     """Tune on one device or several together, with progress on standard error; Ctrl-C ends it with exit code 1."""
     with contextlib.ExitStack() as stack:
-        store = stack.enter_context(Store.open(settings.db))
+        # first, because its processes start while the database is opened
         runner = stack.enter_context(_opened(where, settings))
+        store = stack.enter_context(Store.open(settings.db))
         try:
             with _progress_bar() as on_trial:
                 result = tune_and_store(store, runner, request, on_trial)
