@@ -7,14 +7,15 @@ ones under a broad prior; the mean and the variance follow in closed form. Only 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 FloatArray = npt.NDArray[np.float64]
+_AnyFloats = npt.NDArray[np.floating[Any]]
 
-_ROOT5 = math.sqrt(5.0)
 _LENGTH_SPREAD = 0.8
 _NOISE = 1e-3
 _NOISE_SPREAD = 0.7
@@ -47,9 +48,7 @@ class Kernel:
 
     def between(self, one: FloatArray, other: FloatArray) -> FloatArray:
         """Correlation of each point of `one` with each point of `other`."""
-        a, b = one / self.lengths, other / self.lengths
-        square = np.maximum((a * a).sum(1)[:, None] + (b * b).sum(1)[None] - 2 * a @ b.T, 0.0)
-        return _matern(square)
+        return np.asarray(_matern(_squares(one / self.lengths, other / self.lengths)))
 
     def fit(self, points: FloatArray, values: FloatArray) -> None:
         """Take the most probable lengths and noise that are found from the present ones and from the prior's."""
@@ -61,9 +60,7 @@ class Kernel:
         """Negative log of the posterior, and its gradient."""
         count, inverse_squares, noise = len(values), np.exp(-2 * logs[:-1]), math.exp(logs[-1])
         scaled = squares @ inverse_squares
-        distance = np.sqrt(scaled) * _ROOT5
-        decay = np.exp(-distance)
-        covariance = (1 + distance + scaled * (5 / 3)) * decay + (noise + _JITTER) * np.eye(count)
+        covariance = _matern(scaled) + (noise + _JITTER) * np.eye(count)
         inverse = np.linalg.inv(covariance)
         sums = inverse.sum(axis=1)
         centred = values - (sums @ values) / sums.sum()
@@ -72,13 +69,26 @@ class Kernel:
         away = (logs - self._prior) / self._spread
         loss = 0.5 * (count * math.log(variance) + np.linalg.slogdet(covariance)[1] + away @ away)
         pull = 0.5 * (inverse - np.outer(weights, weights) / variance)
-        slopes = np.tensordot(pull * (5 / 3) * (1 + distance) * decay, squares, axes=2) * inverse_squares
+        slopes = np.tensordot(pull * _fall(scaled), squares, axes=2) * inverse_squares
         return float(loss), np.append(slopes, np.trace(pull) * noise) + away / self._spread
 
 
-def _matern(square: FloatArray) -> FloatArray:
-    distance = np.sqrt(square) * _ROOT5
-    return np.asarray((1 + distance + square * (5 / 3)) * np.exp(-distance))
+def _matern(squares: _AnyFloats) -> _AnyFloats:
+    """Correlation at squared distances that are measured in lengths."""
+    distance = np.sqrt(5 * squares)
+    return np.asarray((1 + distance + squares * (5 / 3)) * np.exp(-distance))
+
+
+def _fall(squares: FloatArray) -> FloatArray:
+    """Twice the slope of `_matern`, with the sign turned."""
+    distance = np.sqrt(5 * squares)
+    return np.asarray((5 / 3) * (1 + distance) * np.exp(-distance))
+
+
+def _squares(one: _AnyFloats, other: _AnyFloats) -> _AnyFloats:
+    """Squared distance of each point of `one` from each point of `other`."""
+    apart = (one * one).sum(1)[:, None] + (other * other).sum(1)[None] - 2 * one @ other.T
+    return np.asarray(np.maximum(apart, 0.0, dtype=apart.dtype))
 
 
 def _descend(loss: Callable[[FloatArray], tuple[float, FloatArray]], start: FloatArray) -> tuple[FloatArray, float]:
@@ -109,28 +119,38 @@ def _descend(loss: Callable[[FloatArray], tuple[float, FloatArray]], start: Floa
 
 
 class Posterior:
-    """What readings at some of the candidates tell about all of them; a reading is added at little cost.
+    """What readings at some of the candidates tell about all of them; one more reading is added at little cost.
 
     candidates: every point asked about, [n, d]. capacity: most readings it will hold. noise: of a reading, where not
-    the kernel's own.
+    the kernel's own. read: the places of the first readings.
     """
 
-    def __init__(self, kernel: Kernel, candidates: FloatArray, capacity: int, noise: float | None = None) -> None:
-        self._kernel = kernel
+    def __init__(
+        self,
+        kernel: Kernel,
+        candidates: FloatArray,
+        capacity: int,
+        noise: float | None = None,
+        read: Sequence[int] = (),
+    ) -> None:
         self._noise = kernel.noise if noise is None else noise
-        self._candidates = candidates
+        # Centred, so that rounding to single precision costs little.
+        self._candidates = ((candidates - candidates.mean(axis=0)) / kernel.lengths).astype(np.float32)
+        count = self._count = len(read)
+        first = candidates[list(read)]
+        inverse = np.linalg.inv(np.linalg.cholesky(kernel.between(first, first) + self._noise * np.eye(count)))
         self._rows = np.empty((capacity, len(candidates)), dtype=np.float32)
+        self._rows[:count] = inverse.astype(np.float32) @ self._alike(list(read))
         self._inverse = np.zeros((capacity, capacity))
-        self._explained = np.zeros(len(candidates))
-        self._count = 0
+        self._inverse[:count, :count] = inverse
+        self._explained: FloatArray = np.square(self._rows[:count]).sum(axis=0, dtype=np.float64)
 
     def add(self, place: int) -> None:
         """A reading at the candidate of that number."""
         count = self._count
         known = self._rows[:count, place].astype(np.float64)
-        rest = math.sqrt(max(1.0 + self._noise - float(known @ known), 1e-8))
-        alike = self._kernel.between(self._candidates[place : place + 1], self._candidates)[0]
-        row = (alike - known.astype(np.float32) @ self._rows[:count]) / rest
+        rest = math.sqrt(max(1.0 + self._noise - float(known @ known), self._noise))
+        row = (self._alike([place])[0] - known.astype(np.float32) @ self._rows[:count]) / np.float32(rest)
         self._rows[count] = row
         self._inverse[count, :count] = -(known @ self._inverse[:count, :count]) / rest
         self._inverse[count, count] = 1.0 / rest
@@ -157,3 +177,6 @@ class Posterior:
         for row in self._rows[count : self._count]:
             self._explained -= row.astype(np.float64) ** 2
         self._count = count
+
+    def _alike(self, places: list[int]) -> npt.NDArray[np.float32]:
+        return np.asarray(_matern(_squares(self._candidates[places], self._candidates)), np.float32)

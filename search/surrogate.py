@@ -48,11 +48,7 @@ class Surrogate:
         self._speed.read([place for place in known if place not in failed])
         self._values = _without_tail(np.array([known[place] for place in self._speed.places]))
         self._mean, self._variance = self._speed.posterior.mean(self._values)
-        self._chance = np.zeros(len(self.pool))
-        if failed:
-            self._works.read(list(known))
-            labels = np.array([place not in failed for place in self._works.places], dtype=np.float64)
-            self._chance = np.log(np.clip(self._works.posterior.mean(labels)[0], _LEAST_CHANCE, 1.0))
+        self._chance = self._log_chance(list(known), failed) if failed else np.zeros(len(self.pool))
 
     def merit(self, curiosity: float = 1.0) -> FloatArray:
         """Logarithm of the expected improvement on the best time times the chance to work, for each of the pool.
@@ -82,8 +78,15 @@ class Surrogate:
         worked = [place for place in kept if not math.isinf(times[place])]
         self._kernel.fit(self._points[worked], _without_tail(np.array([times[place] for place in worked])))
         self.pool = self._candidates(kept, ranked[:_INCUMBENTS])
-        self._speed = _Readings(self._kernel, self._points, self.pool, self._kernel.noise)
-        self._works = _Readings(self._kernel, self._points, self.pool, _FAILURE_NOISE)
+        self._speed = _Readings(self._kernel, self._points, self.pool, worked, self._kernel.noise)
+        self._works: _Readings | None = None
+
+    def _log_chance(self, known: list[int], failed: set[int]) -> FloatArray:
+        if self._works is None:
+            self._works = _Readings(self._kernel, self._points, self.pool, known, _FAILURE_NOISE)
+        self._works.read(known)
+        labels = np.array([place not in failed for place in self._works.places], dtype=np.float64)
+        return np.asarray(np.log(np.clip(self._works.posterior.mean(labels)[0], _LEAST_CHANCE, 1.0)))
 
     def _candidates(self, kept: Sequence[int], best: Sequence[int]) -> npt.NDArray[np.int64]:
         if len(self._points) <= _CANDIDATES:
@@ -97,10 +100,18 @@ class Surrogate:
 class _Readings:
     """A posterior over the pool with the places that were read into it, in order."""
 
-    def __init__(self, kernel: Kernel, points: FloatArray, pool: npt.NDArray[np.int64], noise: float) -> None:
+    def __init__(
+        self,
+        kernel: Kernel,
+        points: FloatArray,
+        pool: npt.NDArray[np.int64],
+        places: Sequence[int],
+        noise: float,
+    ) -> None:
         capacity = min(len(points), _REMEMBERED + _MOST_BETWEEN_FITS) + MOST_PENDING
-        self.posterior = Posterior(kernel, points[pool], capacity, noise)
-        self.places: list[int] = []
+        first = np.searchsorted(pool, places).tolist()
+        self.posterior = Posterior(kernel, points[pool], capacity, noise, first)
+        self.places = list(places)
         self._pool = pool
 
     def read(self, places: Sequence[int]) -> None:

@@ -43,6 +43,16 @@ def test_readings_one_by_one_give_the_textbook_posterior(points: np.ndarray) -> 
     assert posterior.unexplained() == pytest.approx(1 - (cross * (inverse @ cross)).sum(axis=0), abs=1e-4)
 
 
+def test_readings_given_at_first_or_one_by_one_come_to_the_same(points: np.ndarray) -> None:
+    kernel, values = Kernel(3), np.sin(7 * points[:30, 2])
+    kernel.fit(points[:30], values)
+    together, single = Posterior(kernel, points, 40, read=range(30)), Posterior(kernel, points, 40)
+    for place in range(30):
+        single.add(place)
+    assert together.mean(values)[0] == pytest.approx(single.mean(values)[0], abs=1e-2)
+    assert together.unexplained() == pytest.approx(single.unexplained(), abs=1e-2)
+
+
 def test_pending_readings_change_certainty_only_and_can_be_taken_back(points: np.ndarray) -> None:
     posterior, values = Posterior(Kernel(3), points, 8), np.array([1.0, 2.0])
     posterior.add(0)
