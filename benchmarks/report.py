@@ -37,19 +37,20 @@ def clocks() -> str:
 
 
 def geomean(values: Sequence[float]) -> float:
-    """The geometric mean; 0.0 of nothing."""
-    return math.exp(sum(map(math.log, values)) / len(values)) if values else 0.0
+    """The geometric mean of what is above 0; 0.0 of nothing."""
+    logs = [math.log(value) for value in values if value > 0]
+    return math.exp(sum(logs) / len(logs)) if logs else 0.0
 
 
 def summary(rows: Sequence[Row]) -> dict[str, Any]:
-    """Count, geometric mean and worst ratio over all rows, by group, and by what a row is `part_of` besides.
+    """Count, geometric mean and worst ratio over all rows that have one, by group, and by what a row is `part_of`.
 
     Where rows have them also `roofline` (geometric mean), and of Inductor's times over ours `inductor` (geometric mean)
     and `inductor_count`.
     """
     groups: dict[str, list[Row]] = {}
     for row in rows:
-        if row["ratio"] is not None:
+        if row["ratio"]:
             for name in dict.fromkeys(("all", *row.get("part_of", ()), row.get("group", "all"))):
                 groups.setdefault(name, []).append(row)
     return {name: _figures(members) for name, members in groups.items()}

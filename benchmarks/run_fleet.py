@@ -15,6 +15,7 @@ so that whatever ends the benchmark leaves what was done; a row that says `parti
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import datetime
 import functools
@@ -98,7 +99,9 @@ def tune(entries: Sequence[Entry], devices: int, trials: int, seconds: float, te
             )
             try:
                 while not _ended(process, LOOK_S) and time.time() < began + seconds + STOP_AFTER_S:
-                    tell(dataclasses.replace(read(store, began), complete=False))
+                    # whatever goes wrong with a look must not end the run
+                    with contextlib.suppress(Exception):
+                        tell(dataclasses.replace(read(store, began), complete=False))
             finally:
                 _end(process)
             told = out.read_text(encoding="utf-8") if process.returncode == 0 else ""
@@ -161,8 +164,8 @@ def row_of(devices: int, run: Tuned, base: Tuned) -> dict[str, Any]:
         "start_s": round(run.start_s, 2),
         "trials_per_s": round(rate, 3),
         "steady_per_s": round(run.steady, 3),
-        "ratio": round(rate / alone, 4) if alone else None,
-        "steady_ratio": round(run.steady / base.steady, 4) if base.steady else None,
+        "ratio": round(rate / alone, 4) if rate and alone else None,
+        "steady_ratio": round(run.steady / base.steady, 4) if run.steady and base.steady else None,
         "busy": None if run.busy is None or not run.seconds else round(run.busy / run.seconds / devices, 4),
         **({} if run.complete else {"partial": True}),
         "quality": round(report.geomean(over), 4),

@@ -250,6 +250,8 @@ class Fleet:
         try:
             about = self.ask(member, "describe", timeout_s=self.rules.connect_s)
             member.probe = self.ask(member, "probe", timeout_s=self.rules.connect_s)
+            # starting is no work
+            member.calls, member.busy_s = 0, 0.0
             member.about = about
         except KernelwrightError as error:
             member.reason = str(error)

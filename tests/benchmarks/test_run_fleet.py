@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+import report
 import run_fleet
 
 from kernelwright.db import Store
@@ -44,8 +45,15 @@ def test_a_run_is_read_from_what_it_stored_and_compared_by_workload(tmp_path: Pa
 def test_a_run_without_a_result_has_no_rate(tmp_path: Path) -> None:
     with Store.open(f"sqlite:///{tmp_path / 'empty.db'}") as store:
         empty = run_fleet.read(store, time.time())
-    row = run_fleet.row_of(1, empty, empty)
-    assert (row["trials"], row["trials_per_s"], row["ratio"]) == (0, 0.0, None)
+    full = tuned(tmp_path, "full.db", 4)
+    for base in (empty, full):
+        row = run_fleet.row_of(2, empty, base)
+        assert (row["trials"], row["trials_per_s"], row["ratio"], row["steady_ratio"]) == (0, 0.0, None, None)
+    rows = [run_fleet.row_of(1, full, full), run_fleet.row_of(2, empty, full)]
+    written = report.write(tmp_path / "fleet.json", rows)
+    assert written["summary"]["all"] == {"count": 1, "geomean": 1.0, "worst": 1.0}
+    assert report.summary([{"ratio": 0.0}]) == {}
+    assert report.geomean([0.0]) == 0.0 and report.geomean([0.0, 4.0, 1.0]) == 2.0
 
 
 def test_the_steady_rate_leaves_out_start_and_tail() -> None:
@@ -82,7 +90,12 @@ def test_what_a_run_stored_is_kept_whether_it_ends_or_not(
     monkeypatch.setattr(run_fleet, "LOOK_S", 0.5)
     monkeypatch.setattr(run_fleet, "STOP_AFTER_S", 8.0 if hangs else 100.0)
     seen: list[run_fleet.Tuned] = []
-    run = run_fleet.tune(run_fleet.chosen(2, "k4096"), 2, 4, 0.0, seen.append)
+
+    def tell(run: run_fleet.Tuned) -> None:
+        seen.append(run)
+        raise ValueError("a look that fails ends nothing")
+
+    run = run_fleet.tune(run_fleet.chosen(2, "k4096"), 2, 4, 0.0, tell)
     assert (run.trials, len(run.records), run.complete) == (8, 2, not hangs)
     assert run.busy == (None if hangs else 4.0)
     assert seen and not any(one.complete for one in seen)

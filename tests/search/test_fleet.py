@@ -348,6 +348,17 @@ def test_other_kernel_sources_are_refused(monkeypatch: pytest.MonkeyPatch) -> No
         list(FleetRunner(fleet, "h100").measure(WORKLOAD, MEMBERS[:1]))
 
 
+def test_starting_is_not_counted_as_work() -> None:
+    def slow(link: FaultyLink, method: str, args: tuple[Any, ...]) -> None:
+        time.sleep(0.05)
+
+    fleet = fleet_of(FaultyLink(hook=slow))
+    (member,) = fleet.members()
+    assert (member.calls, member.busy_s) == (0, 0.0)
+    FleetRunner(fleet, "h100").finals(WORKLOAD, MEMBERS[:1])
+    assert member.calls == 1 and member.busy_s >= 0.05
+
+
 def test_unreachable_devices_are_told() -> None:
     def never(link: FaultyLink, method: str, args: tuple[Any, ...]) -> None:
         raise DeviceLost("connection refused")
