@@ -187,7 +187,7 @@ def budget() -> list[dict[str, Any]]:
     runner = ReplayRunner(trials, trials[0].device)
     work = shares(trials, 32)
     rows = []
-    for total in (8 * len(work), 16 * len(work)):
+    for total in (4 * len(work), 8 * len(work), 16 * len(work)):
         saved = {
             name: _saved(runner, work, total, name == "by expected saving") for name in ("by expected saving", "evenly")
         }
