@@ -23,6 +23,9 @@ from typing import NoReturn
 
 _MOST_BYTES = 1 << 20
 _LENGTH = 8
+_ANSWER_S = 120.0
+"""The most that imports and one fork may take."""
+
 _FDS = 5
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
@@ -77,7 +80,13 @@ class Nursery:
             with self._lock:
                 if self._socket is None or self._process is None or self._process.poll() is not None:
                     self._start()
-                pid = self._ask([*fds, log, status_write])
+                try:
+                    pid = self._ask([*fds, log, status_write])
+                except TimeoutError:
+                    assert self._process is not None
+                    self._process.kill()
+                    self._process.wait()
+                    raise ConnectionError("the nursery does not answer") from None
         except BaseException:
             os.close(status_read)
             raise
@@ -101,6 +110,7 @@ class Nursery:
             raise ConnectionError("the nursery is closed")
         ours, theirs = socket.socketpair()
         paths = json.dumps([os.fspath(path) for path in sys.path])
+        ours.settimeout(_ANSWER_S)
         self._socket = ours
         with theirs:
             self._process = subprocess.Popen(

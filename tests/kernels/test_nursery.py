@@ -112,6 +112,16 @@ def test_closing_ends_a_fork_that_waits_and_refuses_later_ones(monkeypatch: pyte
     nursery.close()
 
 
+def test_a_nursery_that_does_not_answer_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(TARGETS)
+    monkeypatch.setattr("kernelwright.kernels.nursery._ANSWER_S", 0.5)
+    nursery = Nursery("kw_child_target:slow_preload")
+    with ChildProcess(TARGET, nursery=nursery) as child, pytest.raises(ChildDied, match="does not answer"):
+        child.start()
+    assert nursery._process is not None and nursery._process.poll() is not None
+    nursery.close()
+
+
 def test_imports_that_fail_are_told_by_the_child(monkeypatch: pytest.MonkeyPatch) -> None:
     nursery = Nursery("no_such_module:nothing")
     with ChildProcess("no_such_module:nothing", nursery=nursery) as child, pytest.raises(ChildRaised, match="no_such"):
