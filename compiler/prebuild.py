@@ -13,8 +13,10 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
+from kernelwright.kernels import get_operator
 from kernelwright.kernels.build import BUILD_TIMEOUT_S, BuildPool
 from kernelwright.kernels.built import is_built
+from kernelwright.kernels.operator import Launch
 from kernelwright.search.answer import Answer
 from kernelwright.types import DeviceSpec, Schedule, Workload
 
@@ -26,7 +28,11 @@ START_TIMEOUT_S = 120.0
 
 _log = logging.getLogger(__name__)
 
-_Job = tuple[Workload, Schedule, DeviceSpec]
+FOLDED = f"{__name__}:plan_with_folded_vectors"
+"""The planner of kernels whose scale and bias a graph folds, which come in fp32 then. They are other kernels than those
+that were measured, with vectors in the result's type, and in no cache before a model was compiled."""
+
+_Job = tuple[Workload, Schedule, DeviceSpec, str]
 _pending: dict[tuple[str, str], Future[None]] = {}
 _guard = threading.Lock()
 
@@ -36,7 +42,8 @@ def build_ahead(answers: Sequence[Answer]) -> int:
 
     Whatever goes wrong is left to the launch, which meets it again and knows what to do.
     """
-    jobs = {_key(a.workload, a.schedule): (a.workload, a.schedule, a.device) for a in answers if a.schedule is not None}
+    chosen = [(a.workload, a.schedule, a.device) for a in answers if a.schedule is not None]
+    jobs: dict[tuple[str, str], _Job] = {_key(w, s): (w, s, d, _operands(w)) for w, s, d in chosen}
     with _guard:
         new = {key: job for key, job in jobs.items() if key not in _pending and not is_built(*job)}
         if len(new) < FEWEST:
@@ -48,6 +55,18 @@ def build_ahead(answers: Sequence[Answer]) -> int:
     closing = (pool, threads, list(futures.values()))
     threading.Thread(target=_close_after, args=closing, name="kernelwright-ahead", daemon=True).start()
     return len(new)
+
+
+def plan_with_folded_vectors(workload: Workload, schedule: Schedule) -> list[Launch]:
+    """The launches on tensors without data, with scale and bias in fp32."""
+    operator = get_operator(workload.operator)
+    inputs = operator.make_inputs(workload, 0, "meta")
+    inputs |= {name: inputs[name].float() for name in ("scale_vec", "bias") if name in inputs}
+    return list(operator.plan(workload, schedule, inputs, operator.empty_output(workload, "meta")))
+
+
+def _operands(workload: Workload) -> str:
+    return FOLDED if "scale_vec" in workload.epilogue else ""
 
 
 def wait_for(workload: Workload, schedule: Schedule) -> None:
@@ -63,9 +82,9 @@ def _key(workload: Workload, schedule: Schedule) -> tuple[str, str]:
     return workload.key, schedule.key
 
 
-def _build(pool: BuildPool, workload: Workload, schedule: Schedule, device: DeviceSpec) -> None:
+def _build(pool: BuildPool, workload: Workload, schedule: Schedule, device: DeviceSpec, operands: str) -> None:
     try:
-        pool.build(workload, schedule, device)
+        pool.build(workload, schedule, device, operands=operands)
     except Exception as error:
         # a process that ends, a compiler that refuses: the launch will tell
         _log.info("not compiled ahead: %s", error)

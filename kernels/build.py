@@ -51,13 +51,14 @@ class BuildReport:
 
 @dataclasses.dataclass(frozen=True)
 class BuildJob:
-    """What a child is asked to build; planner names a Planner as "module:function"."""
+    """What a child is asked to build; planner names a Planner as "module:function"; operands: see `is_built`."""
 
     workload: Workload
     schedule: Schedule
     device: DeviceSpec
     planner: str
     keep_artifact: bool
+    operands: str = ""
 
 
 def build(workload: Workload, schedule: Schedule, device: DeviceSpec) -> BuildReport:
@@ -107,10 +108,17 @@ class BuildPool:
         return True
 
     def build(
-        self, workload: Workload, schedule: Schedule, device: DeviceSpec, *, keep_artifact: bool = False
+        self,
+        workload: Workload,
+        schedule: Schedule,
+        device: DeviceSpec,
+        *,
+        keep_artifact: bool = False,
+        operands: str = "",
     ) -> BuildReport:
-        """Compile one schedule and wait for it; the errors of the function `build`."""
-        job = BuildJob(workload, schedule, device, self._planner, keep_artifact)
+        """Compile one schedule and wait for it; the errors of the function `build`. operands: a planner with other ones
+        than the workload is measured with."""
+        job = BuildJob(workload, schedule, device, operands or self._planner, keep_artifact, operands)
         return self._threads.submit(self._run, job).result()
 
     def build_all(
@@ -181,7 +189,7 @@ class BuildPool:
             child = self._idle.get()
         try:
             report: BuildReport = child.call(job, self._timeout_s)
-            note_built(job.workload, job.schedule, job.device)
+            note_built(job.workload, job.schedule, job.device, job.operands)
             return report
         except ChildTimeout as error:
             raise BuildFailed(f"the compiler was stopped after {error.timeout_s:g} s on {job.schedule}") from None

@@ -10,11 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves
 
 from kernelwright.compiler import prebuild
 from kernelwright.compiler.passes.replace import Replace
 from kernelwright.compiler.prebuild import FEWEST, build_ahead, wait_for
 from kernelwright.errors import BuildFailed
+from kernelwright.kernels import get_operator
+from kernelwright.kernels.build import plan_on_meta
 from kernelwright.kernels.built import is_built, note_built
 from kernelwright.kernels.device import named_device
 from kernelwright.kernels.matmul.workload import matmul_workload
@@ -36,12 +39,12 @@ class FakePool:
         self.go, self.fail = threading.Event(), False
         FakePool.made.append(self)
 
-    def build(self, workload: Workload, schedule: Schedule, device: DeviceSpec) -> None:
+    def build(self, workload: Workload, schedule: Schedule, device: DeviceSpec, *, operands: str) -> None:
         self.begun.append(workload)
         assert self.go.wait(30)
         if self.fail:
             raise BuildFailed("no")
-        note_built(workload, schedule, device)
+        note_built(workload, schedule, device, operands)
 
     def close(self) -> None:
         self.closed.set()
@@ -156,3 +159,25 @@ def test_the_pass_tells_what_a_graph_got(recorder: Callable[..., Recorder]) -> N
     narrow = recorder(lambda workload: workload.dims["M"] == 32)
     Replace(narrow, devices=("cpu",), chosen=told.extend)(graph)
     assert [(answer.workload.dims["M"], answer.schedule) for answer in told] == [(32, SCHEDULE)]
+
+
+def test_kernels_that_read_folded_vectors_are_others_than_were_measured(pools: list[FakePool]) -> None:
+    workloads = [matmul_workload(64, 64, n, "bf16", epilogue=("scale_vec", "bias")) for n in (16, 32, 48)]
+    for workload in workloads:
+        note_built(workload, SCHEDULE, DEVICE)
+    asked = [Answer("measured", workload, DEVICE, SCHEDULE, "kernel") for workload in workloads]
+    assert build_ahead(asked) == 3
+    pools[0].go.set()
+    assert pools[0].closed.wait(30)
+    assert build_ahead(asked) == 0
+
+
+def test_folded_vectors_are_planned_in_fp32() -> None:
+    workload = matmul_workload(64, 64, 32, "bf16", epilogue=("scale_vec", "bias"))
+    schedule = next(iter(get_operator("matmul").space(workload, DEVICE)))
+    kinds = []
+    for plan in (plan_on_meta, prebuild.plan_with_folded_vectors):
+        given = [(arguments, options) for _, _, arguments, options in plan(workload, schedule)]
+        vectors = [x for x in tree_leaves(given) if isinstance(x, torch.Tensor) and x.dim() == 1]
+        kinds.append([vector.dtype for vector in vectors if vector.is_floating_point()])
+    assert kinds == [[torch.bfloat16] * 2, [torch.float32] * 2]
