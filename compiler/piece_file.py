@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,12 +33,15 @@ def wanted_of(target: str, options: Options) -> list[WantedPiece]:
 def time_file(job: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Time what is not known yet, and tell every piece that was timed now as JSON values.
 
-    job: `target`, a model as for `load_model`; `db`; `device_index` of the GPU; `seconds` at most, None for no limit.
+    job: `target`, a model as for `load_model`; `db`; `device_index` of the GPU; `seconds` for all of it at most, None
+    for no limit.
     """
+    began, seconds = time.monotonic(), job["seconds"]
     wanted = wanted_of(job["target"], Options(db=job["db"]))
     calls = {one.piece.key: one.calls for one in wanted}
     with contextlib.closing(Meter(job["device_index"])) as meter, Store.open(job["db"]) as store:
-        return told(list(timed(wanted, meter, store, job["seconds"])), calls)
+        left = None if seconds is None else seconds - (time.monotonic() - began)
+        return told(list(timed(wanted, meter, store, left)), calls)
 
 
 def told(times: Sequence[PieceTimes], calls: Mapping[str, int]) -> list[dict[str, Any]]:

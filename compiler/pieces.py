@@ -17,7 +17,7 @@ from kernelwright.compiler.piece import Piece
 from kernelwright.compiler.piece_job import PieceJob, PieceReply
 from kernelwright.db.engine import default_url
 from kernelwright.db.store import Store
-from kernelwright.kernels.child_process import ChildError, ChildProcess
+from kernelwright.kernels.child_process import ChildError, ChildProcess, ChildTimeout
 from kernelwright.kernels.device import gpu_uuid, present_device
 from kernelwright.kernels.triton_adapter import current_toolchain
 from kernelwright.pieces import PieceTimes
@@ -197,12 +197,15 @@ def timed(
     end = None if seconds is None else time.monotonic() + seconds
     known = KnownPieces(store.pieces(meter.device.key, meter.toolchain.key))
     for one in unknown(wanted, known):
-        left = None if end is None else end - time.monotonic()
-        if left is not None and left <= 0:
+        left = PIECE_TIMEOUT_S if end is None else min(PIECE_TIMEOUT_S, end - time.monotonic())
+        if left <= 0:
             return
         try:
-            reply = meter(one, PIECE_TIMEOUT_S)
+            reply = meter(one, left)
         except ChildError as error:
+            if isinstance(error, ChildTimeout) and left < PIECE_TIMEOUT_S:
+                # the budget is over, which says nothing about the piece
+                return
             # what takes the process down once is not tried again
             told = str(error).splitlines()[0]
             reply = PieceReply(0.0, {}, dict.fromkeys(one.options, told), 0.0)

@@ -18,7 +18,10 @@ SHARE = 0.2
 """Share of the seconds of a tuning that is kept for pieces."""
 
 _TIME = "kernelwright.compiler.piece_file:time_file"
-_GRACE_S = 600.0
+_GRACE_S = 60.0
+
+LEAST_S = 15.0
+"""With less than this left nothing is timed: running the model and starting processes take as long."""
 
 
 def tune_all(
@@ -54,6 +57,9 @@ def time_pieces(model: str, settings: Settings, where: Where, began: float, seco
     if index is None:
         return
     left = None if seconds is None else max(0.0, seconds - (time.monotonic() - began))
+    if left is not None and left < LEAST_S:
+        to_stderr(f"pieces of {model} were not timed: no time is left; give more --seconds")
+        return
     job = {"target": model, "db": settings.db, "device_index": index, "seconds": left}
     with ChildProcess(_TIME) as child:
         try:

@@ -13,9 +13,9 @@ import torch.nn.functional as functional
 
 from kernelwright.compiler.passes.forms import Option
 from kernelwright.compiler.piece_job import PieceJob, PieceReply
-from kernelwright.compiler.pieces import AgreedPieces, KnownPieces, MissingTimed, WantedPiece, timed
+from kernelwright.compiler.pieces import PIECE_TIMEOUT_S, AgreedPieces, KnownPieces, MissingTimed, WantedPiece, timed
 from kernelwright.db import Store
-from kernelwright.kernels.child_process import ChildDied, ChildProcess
+from kernelwright.kernels.child_process import ChildDied, ChildProcess, ChildTimeout
 from kernelwright.kernels.device import named_device
 from kernelwright.kernels.triton_adapter import current_toolchain
 from kernelwright.pieces import PieceTimes
@@ -165,6 +165,20 @@ def test_time_that_is_over_ends_the_measuring(store: Store, forced: Any) -> None
     meter = Meter(lambda option: 5.0)
     run(forced, MissingTimed(lambda: KnownPieces([]), lambda wanted: list(timed(wanted, meter, store, seconds=0.0))))
     assert meter.asked == [] and forced.epilogues() == [LONGEST]
+
+
+@pytest.mark.parametrize(("seconds", "stored"), [(5.0, 0), (None, 1)])
+def test_piece_that_the_budget_ends_is_timed_another_time(
+    store: Store, forced: Any, seconds: float | None, stored: int
+) -> None:
+    class Slow(Meter):
+        def __call__(self, wanted: WantedPiece, timeout_s: float) -> PieceReply:
+            assert timeout_s == PIECE_TIMEOUT_S if seconds is None else 4.0 < timeout_s <= 5.0
+            raise ChildTimeout(timeout_s, "")
+
+    slow = Slow(lambda option: 5.0)
+    run(forced, MissingTimed(lambda: KnownPieces([]), lambda wanted: list(timed(wanted, slow, store, seconds))))
+    assert len(store.pieces(H100.key, TOOLCHAIN.key)) == stored
 
 
 def test_ranks_take_the_times_of_the_first() -> None:

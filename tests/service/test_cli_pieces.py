@@ -66,10 +66,12 @@ def test_only_a_gpu_of_this_machine_times_pieces(
     assert told == ("" if index is None else "mm+relu: ours 8.00 us, Inductor 10.00 us, 3 calls: ours\n")
 
 
-def test_pieces_get_what_is_left(child: type[Child]) -> None:
-    for spent, least, most in ((70.0, 29.0, 30.0), (200.0, 0.0, 0.0)):
+def test_pieces_get_what_is_left(child: type[Child], capsys: pytest.CaptureFixture[str]) -> None:
+    for spent in (70.0, 95.0, 200.0):
         cli_pieces.time_pieces("model.py", load_settings(), Where("cuda"), time.monotonic() - spent, 100.0)
-        assert least <= child.jobs[-1][0]["seconds"] <= most
+    ((job, timeout_s),) = child.jobs
+    assert 29.0 <= job["seconds"] <= 30.0 and timeout_s == job["seconds"] + cli_pieces._GRACE_S
+    assert capsys.readouterr().err.count("no time is left") == 2
 
 
 def test_failure_is_told_and_harmless(
