@@ -116,7 +116,8 @@ def _name(node: Node) -> str:
 
 
 def _evaluated(steps: list[Node]) -> torch.Tensor:
-    graph, copies = Graph(), {}
+    graph = Graph()
+    copies: dict[Node, Node] = {}
     for node in steps:
         copies[node] = graph.node_copy(node, copies.__getitem__)
         copies[node].args = torch.fx.node.map_aggregate(copies[node].args, on_cpu)
