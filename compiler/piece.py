@@ -80,7 +80,8 @@ class Piece:
                 nodes.append(graph.placeholder(f"input_{number}"))
                 nodes[-1].meta["val"] = form.empty(torch.device(device))
             for target, args, kwargs in body["steps"]:
-                args, kwargs = (_decoded(part, nodes, device) for part in (tuple(args), kwargs))
+                args = _decoded(tuple(args), nodes, device)
+                kwargs = {name: _decoded(part, nodes, device) for name, part in kwargs.items()}
                 node = graph.call_function(_target(target), args, kwargs)
                 values = torch.fx.node.map_arg((args, kwargs), lambda one: one.meta["val"])
                 node.meta["val"] = node.target(*values[0], **values[1])  # type: ignore[operator]

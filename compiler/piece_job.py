@@ -84,6 +84,9 @@ def measure(job: PieceJob, timer: Times, device: str) -> PieceReply:
             graph.recompile()
             call = _ready(graph, inputs, AS_IN_GRAPHS)
             reason = _differs(call(), wanted, option.kind == ONE)
+        except torch.OutOfMemoryError:
+            # whoever holds the memory now, it says nothing about the kernel
+            raise
         except Exception as error:
             reason = f"{type(error).__name__}: {error}"
         if reason:

@@ -17,7 +17,8 @@ from kernelwright.compiler.piece import Piece
 from kernelwright.compiler.piece_job import PieceJob, PieceReply
 from kernelwright.db.engine import default_url
 from kernelwright.db.store import Store
-from kernelwright.kernels.child_process import ChildError, ChildProcess, ChildTimeout
+from kernelwright.errors import KernelwrightError
+from kernelwright.kernels.child_process import ChildDied, ChildProcess, ChildTimeout
 from kernelwright.kernels.device import gpu_uuid, present_device
 from kernelwright.kernels.triton_adapter import current_toolchain
 from kernelwright.pieces import PieceTimes
@@ -173,7 +174,8 @@ class Meter:
         self._lock = DeviceLock(gpu_uuid(device_index) or f"gpu{device_index}")
 
     def __call__(self, wanted: WantedPiece, timeout_s: float) -> PieceReply:
-        """The times of a piece; ChildError where the process did not live through it."""
+        """The times of a piece; ChildDied or ChildTimeout where the process did not live through it, KernelwrightError
+        where it could not be timed."""
         with self._lock.held():
             reply: PieceReply = self._child.call(PieceJob(wanted.piece.text, wanted.options), timeout_s)
             return reply
@@ -202,10 +204,14 @@ def timed(
             return
         try:
             reply = meter(one, left)
-        except ChildError as error:
+        except KernelwrightError as error:
             if isinstance(error, ChildTimeout) and left < PIECE_TIMEOUT_S:
                 # the budget is over, which says nothing about the piece
                 return
+            if not isinstance(error, ChildDied | ChildTimeout):
+                # it does not run by itself, or not now, which says nothing about our kernels
+                _log.warning("the piece %s was not timed: %s", one.piece, error)
+                continue
             # what takes the process down once is not tried again
             told = str(error).splitlines()[0]
             reply = PieceReply(0.0, {}, dict.fromkeys(one.options, told), 0.0)

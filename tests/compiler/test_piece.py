@@ -61,8 +61,23 @@ BLOCK = (tensor(2, 3, 8), tensor(12, 8), tensor(12), tensor(2, 3, 12), tensor(12
             (tensor(2, 8, 6, 6).to(memory_format=torch.channels_last), tensor(4, 8, 3, 3)),
         ),
         (lambda a, b: torch.bmm(a, b).amax(2), (tensor(3, 6, 8).transpose(1, 2), tensor(3, 6, 12))),
+        (lambda a, b: aten.sum.dim_IntList(a @ b, [1], dtype=torch.float64), (tensor(6, 8), tensor(8, 12))),
+        (
+            lambda a, b: aten.clone.default((a @ b).t(), memory_format=torch.contiguous_format),
+            (tensor(6, 8), tensor(8, 12)),
+        ),
+        (lambda a, b: aten.sum.dim_IntList(a @ b, [1], keepdim=True), (tensor(6, 8), tensor(8, 12))),
     ],
-    ids=["block", "infinities", "types", "convolution", "batched"],
+    ids=[
+        "block",
+        "infinities",
+        "types",
+        "convolution",
+        "batched",
+        "a type by name",
+        "a layout by name",
+        "a flag by name",
+    ],
 )
 def test_piece_computes_what_its_graph_computes(model: Callable[..., Any], args: Sequence[torch.Tensor]) -> None:
     """A graph whose piece is all of it: the same operators on other numbers of the same form."""

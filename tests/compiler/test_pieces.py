@@ -15,7 +15,8 @@ from kernelwright.compiler.passes.forms import Option
 from kernelwright.compiler.piece_job import PieceJob, PieceReply
 from kernelwright.compiler.pieces import PIECE_TIMEOUT_S, AgreedPieces, KnownPieces, MissingTimed, WantedPiece, timed
 from kernelwright.db import Store
-from kernelwright.kernels.child_process import ChildDied, ChildProcess, ChildTimeout
+from kernelwright.errors import UsageError
+from kernelwright.kernels.child_process import ChildDied, ChildProcess, ChildRaised, ChildTimeout
 from kernelwright.kernels.device import named_device
 from kernelwright.kernels.triton_adapter import current_toolchain
 from kernelwright.pieces import PieceTimes
@@ -151,6 +152,21 @@ def test_piece_that_takes_its_process_down_is_stored_as_that(forced: Any, store:
         run(forced, timed_with(meter, store))
     assert len(meter.asked) == 1 and forced.epilogues() == []
     assert "SIGSEGV" in forced.report.decisions[0].reason
+
+
+@pytest.mark.parametrize("error", [ChildRaised("OutOfMemoryError", "out of memory", ""), UsageError("no operator")])
+def test_piece_that_does_not_run_by_itself_says_nothing_about_kernels(
+    forced: Any, store: Store, error: Exception, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Raising(Meter):
+        def __call__(self, wanted: WantedPiece, timeout_s: float) -> PieceReply:
+            super().__call__(wanted, timeout_s)
+            raise error
+
+    meter = Raising(lambda option: 5.0)
+    run(forced, timed_with(meter, store))
+    assert len(meter.asked) == 1 and store.pieces(H100.key, TOOLCHAIN.key) == []
+    assert forced.epilogues() == [LONGEST] and str(error) in caplog.text
 
 
 def test_failure_to_measure_leaves_the_records_in_charge(forced: Any) -> None:
