@@ -12,6 +12,7 @@ from collections.abc import Collection
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
 from torch.utils._python_dispatch import _disable_current_modes
 
@@ -104,12 +105,23 @@ def _constant_steps(mask: Node) -> list[Node] | None:
 
 def _is_plain(node: Node) -> bool:
     """Whether a step gives the same each time, and is small enough to be tried."""
+    if node.op == "get_attr":
+        return _constant(node) is not None
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload) or not is_known(node):
         return False
     if not is_small(value_of(node)):
         return False
     tags, schema = node.target.tags, node.target._schema
     return torch.Tag.nondeterministic_seeded not in tags and not schema.is_mutable and not _is_empty(node)
+
+
+def _constant(node: Node) -> torch.Tensor | None:
+    """The number that a graph holds, as torch.tensor(0.0) becomes one; None for parameters, buffers and all larger
+    tensors, which may change."""
+    held = getattr(node.graph.owning_module, str(node.target), None)
+    if not isinstance(held, torch.Tensor) or isinstance(held, FakeTensor | torch.nn.Parameter):
+        return None
+    return held if held.dim() == 0 and str(node.target).startswith("_tensor_constant") else None
 
 
 def is_small(value: torch.Tensor) -> bool:
@@ -133,6 +145,10 @@ def on_cpu(argument: Any) -> Any:
 def _evaluated(steps: list[Node]) -> torch.Tensor:
     values: dict[Node, Any] = {}
     for node in steps:
+        held = _constant(node) if node.op == "get_attr" else None
+        if held is not None:
+            values[node] = held.detach().cpu()
+            continue
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
         args, kwargs = torch.fx.node.map_aggregate((args, kwargs), on_cpu)
         values[node] = node.target(*args, **kwargs)  # type: ignore[operator]

@@ -2,7 +2,8 @@
 
 A library call with an epilogue was timed with torch running the steps one after the other. Inductor runs them in one
 pass over the result, or in none of their own where pointwise steps follow anyway. Where the operator was measured
-without its steps, too, that time and such a pass are the other half of the truth.
+without its steps, too, that time and such a pass are the other half of the truth. And Inductor pads
+products with unaligned rows, which older records compare with the library's unpadded call.
 """
 
 from __future__ import annotations
@@ -12,6 +13,10 @@ from torch.fx import Node
 
 from kernelwright.compiler.passes.candidate import value_of
 from kernelwright.compiler.passes.pointwise import CASTS, VIEWS
+from kernelwright.errors import UsageError
+from kernelwright.kernels import get_operator
+from kernelwright.kernels.matmul.workload import problem_of
+from kernelwright.kernels.operator import roofline_us
 from kernelwright.search.answer import Answer
 from kernelwright.types import DeviceSpec
 
@@ -20,6 +25,9 @@ aten = torch.ops.aten
 TENSOR_STEPS = ("residual", "multiply")
 
 REDUCTIONS = (aten.sum.dim_IntList, aten.mean.dim, aten.mean.default, aten.amax.default, aten.var_mean.correction)
+
+LIBRARY_SHARE = 0.75
+"""Share of the roofline that the library reaches on large aligned products (H100 and H200)."""
 
 L2_SPEED = 2.0
 """How much faster than memory a pass over a result is that the L2 cache still holds."""
@@ -31,16 +39,40 @@ def rival_us(answer: Answer, end: Node, bare: Answer | None = None) -> float | N
     bare: what is known of the same operator without steps behind it. Of the two ways to work the time out the smaller
     one counts: the vendor's time less what Inductor saves of it, or its time without the steps and a pass for them.
     """
-    apart = steps_apart(answer)
-    if answer.vendor_us is None or not apart:
-        return answer.vendor_us
-    tensors = sum(step in TENSOR_STEPS for step in apart)
-    needed = tensors + (0 if _goes_on(end) else 2)
-    pass_us = _pass_us(value_of(end).nbytes, answer.device)
-    times = [answer.vendor_us - max(0, passes(apart) - needed) * pass_us]
-    if bare is not None and bare.vendor_us is not None:
-        times.append(bare.vendor_us + needed * pass_us)
+    if answer.vendor_us is None:
+        return None
+    apart, padded = steps_apart(answer), _padded_us(answer)
+    needed_us = saved_us = 0.0
+    if apart:
+        needed = sum(step in TENSOR_STEPS for step in apart) + (0 if _goes_on(end) else 2)
+        pass_us = _pass_us(value_of(end).nbytes, answer.device)
+        needed_us, saved_us = needed * pass_us, max(0, passes(apart) - needed) * pass_us
+    times = [answer.vendor_us - saved_us]
+    if apart and bare is not None and bare.vendor_us is not None:
+        times.append(bare.vendor_us + needed_us)
+    if padded is not None:
+        times.append(padded + needed_us)
     return min(times)
+
+
+def _padded_us(answer: Answer) -> float | None:
+    """About what an unaligned 16-bit product takes whose operands are padded in the call; None for others, and where
+    the record compared with that call."""
+    workload = answer.workload
+    if workload.operator != "matmul" or "padded" in answer.vendor:
+        return None
+    problem = problem_of(workload)
+    plain = not (problem.batched or problem.groups or problem.scaling) and problem.a_dtype in ("fp16", "bf16")
+    unaligned = [name for name in ("a", "b") if not problem.aligned(name)]
+    if not plain or not (unaligned or not problem.aligned("out")):
+        return None
+    sizes = {"a": problem.m * problem.k, "b": problem.k * problem.n}
+    copied = sum(2 * 2 * sizes[name] for name in unaligned)
+    try:
+        least_us = roofline_us(get_operator("matmul"), workload, answer.device)
+    except UsageError:
+        return None
+    return least_us / LIBRARY_SHARE + _pass_us(copied, answer.device)
 
 
 def steps_apart(answer: Answer) -> list[str]:

@@ -23,10 +23,10 @@ ATTENTION = torch._C._nn.scaled_dot_product_attention
 _ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 _NAMES = """
-add and_ arange bitwise_and bitwise_or bool broadcast_to contiguous cumsum diff eq expand expand_as flip float full
-full_like ge getitem gt invert le logical_and logical_not logical_or lt masked_fill mul ne neg new_full new_ones
-new_zeros ones ones_like or_ repeat reshape squeeze sub to transpose tril triu type unsqueeze view where xor zeros
-zeros_like
+add and_ arange bitwise_and bitwise_or bool broadcast_to clone contiguous cumsum diff eq expand expand_as flip float
+full full_like ge getitem gt invert le logical_and logical_not logical_or lt masked_fill mul ne neg new_full new_ones
+new_zeros ones ones_like or_ repeat reshape scalar_tensor squeeze sub tensor to transpose tril triu type unsqueeze view
+where xor zeros zeros_like
 """
 
 _STEPS = frozenset(_NAMES.split())

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from kernelwright.kernels.conv2d.inputs import operand_name, torch_dtype
 from kernelwright.kernels.conv2d.reference import activations, finished
 from kernelwright.kernels.conv2d.workload import OPERANDS, Problem
+from kernelwright.kernels.fastest_call import Call, fastest
 from kernelwright.kernels.operator import Inputs
 from kernelwright.kernels.precision import allowed
 from kernelwright.types import Workload
@@ -16,11 +16,7 @@ from kernelwright.types import Workload
 if TYPE_CHECKING:
     import torch
 
-Call = tuple[str, Callable[[], Any]]
-
 IN_PLACE = ("relu", "relu6", "silu", "hardswish", "sigmoid", "tanh")
-
-WARM_UPS, TIMINGS = 3, 5
 
 
 def vendor_call(workload: Workload, problem: Problem, inputs: Inputs) -> Call | None:
@@ -40,7 +36,7 @@ def vendor_call(workload: Workload, problem: Problem, inputs: Inputs) -> Call | 
         inputs = {**inputs, **{name: inputs[name].to(kind) for name in ("x", "w")}}
     tf32 = "tf32" in allowed(first, second, result, workload.error_budget)
     calls = [_named(call, tf32, narrow) for call in _candidates(problem, inputs)]
-    return _fastest(calls) if inputs[_image(problem)].is_cuda else calls[0]
+    return fastest(calls) if inputs[_image(problem)].is_cuda else calls[0]
 
 
 def _image(problem: Problem) -> str:
@@ -195,27 +191,3 @@ def _weight_gradient(problem: Problem, inputs: Inputs, note: str, kind: torch.me
             lambda: _backward(problem, _converted(d_out, kind), _converted(x, kind), w, 1),
         )
     ]
-
-
-def _fastest(calls: Sequence[Call]) -> Call:
-    """The call with the least median time on the GPU; those that cuDNN refuses are left out."""
-    import torch
-
-    times: list[tuple[float, int]] = []
-    for place, (_, run) in enumerate(calls):
-        try:
-            for _ in range(WARM_UPS):
-                run()
-            samples = []
-            for _ in range(TIMINGS):
-                start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-                start.record()
-                run()
-                end.record()
-                end.synchronize()
-                samples.append(start.elapsed_time(end))
-        except RuntimeError:
-            # a format, size or fusion that this build of cuDNN does not take
-            continue
-        times.append((statistics.median(samples), place))
-    return calls[min(times)[1]] if times else calls[0]

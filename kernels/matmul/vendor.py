@@ -6,17 +6,16 @@ import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from kernelwright.kernels.fastest_call import Call, fastest
 from kernelwright.kernels.matmul.inputs import torch_dtype, values
 from kernelwright.kernels.matmul.reference import finished, operand_name
-from kernelwright.kernels.matmul.workload import OPERANDS, Problem
+from kernelwright.kernels.matmul.workload import OPERANDS, TMA_ALIGNMENT, Problem
 from kernelwright.kernels.operator import Inputs
 from kernelwright.kernels.precision import allowed
 from kernelwright.types import Workload
 
 if TYPE_CHECKING:
     import torch
-
-Call = tuple[str, Callable[[], Any]]
 
 FUSED_BY_VENDOR = {"relu": False, "gelu_tanh": True}
 """Activations that cuBLASLt does in its own epilogue after a bias: use_gelu of torch._addmm_activation."""
@@ -36,10 +35,10 @@ def vendor_call(workload: Workload, problem: Problem, inputs: Inputs) -> Call | 
     if problem.out_dtype != problem.a_dtype:
         return None
     if "tf32" in allowed(problem.a_dtype, problem.b_dtype, problem.out_dtype, workload.error_budget):
-        name, call = _plain(problem, inputs)
+        name, call = _strongest(problem, inputs)
         return f"{name} (tf32)", lambda: _with_tf32(call)
     torch.backends.cuda.matmul.allow_tf32 = False
-    return _plain(problem, inputs)
+    return _strongest(problem, inputs)
 
 
 def _with_tf32(call: Callable[[], Any]) -> Any:
@@ -66,6 +65,38 @@ def _with_rest(problem: Problem, inputs: Inputs, product: Call, done: int) -> Ca
         if problem.epilogue[place] in OPERANDS
     }
     return "+".join((name, *rest)), lambda: finished(call(), needed, rest)
+
+
+def _strongest(problem: Problem, inputs: Inputs) -> Call:
+    """The product as it is or, where that reads or writes unaligned rows, of operands that the call pads with zeros, as
+    torch.compile does where that is faster; on a GPU the faster one of both."""
+    name, call = _plain(problem, inputs)
+    if problem.batched or all(problem.aligned(tensor) for tensor in ("a", "b", "out")):
+        return name, call
+    unpadded = (f"unpadded {name}", call)
+    return fastest([unpadded, _padded(problem, inputs)]) if inputs["a"].is_cuda else unpadded
+
+
+def _padded(problem: Problem, inputs: Inputs) -> Call:
+    import torch
+
+    a, b = inputs["a"], inputs["b"]
+    step = TMA_ALIGNMENT // a.element_size()
+    m, n, k = (-size % step for size in (problem.m, problem.n, problem.k))
+
+    def product() -> torch.Tensor:
+        return torch.mm(_with_zeros(a, m, k), _with_zeros(b, k, n))[: problem.m, : problem.n]
+
+    return _with_rest(problem, inputs, ("padded torch.mm", product), 0)
+
+
+def _with_zeros(matrix: torch.Tensor, rows: int, columns: int) -> torch.Tensor:
+    """A copy with so many rows and columns of zeros behind, in the same order."""
+    import torch
+
+    if matrix.stride(0) == 1:
+        return torch.nn.functional.pad(matrix.t(), (0, rows, 0, columns)).t()
+    return torch.nn.functional.pad(matrix, (0, columns, 0, rows))
 
 
 def _plain(problem: Problem, inputs: Inputs) -> Call:

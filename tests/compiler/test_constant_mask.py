@@ -39,6 +39,14 @@ def least_number() -> torch.Tensor:
     return torch.full((LENGTH, LENGTH), torch.finfo(torch.float32).min).triu(1)
 
 
+def with_a_held_number() -> torch.Tensor:
+    """As transformers makes additive ones."""
+    places = torch.arange(LENGTH)
+    seen = places[None, None, None, :] <= places[None, None, :, None]
+    least = torch.finfo(torch.float32).min
+    return torch.where(seen, torch.tensor(0.0, dtype=torch.float32), least).expand(2, 1, LENGTH, LENGTH)
+
+
 def windowed() -> torch.Tensor:
     places = torch.arange(LENGTH)
     return (places[None, :] <= places[:, None]) & (places[None, :] > places[:, None] - 5)
@@ -63,7 +71,7 @@ def attributes_of(tried: Any, mask: Mask) -> dict[str, Any]:
     return dict(workload_of(tried).attributes)
 
 
-@pytest.mark.parametrize("mask", [by_index, additive, least_number], ids=lambda mask: mask.__name__)
+@pytest.mark.parametrize("mask", [by_index, additive, least_number, with_a_held_number], ids=lambda mask: mask.__name__)
 def test_a_causal_mask_becomes_the_flag(forced: Any, mask: Mask) -> None:
     assert attributes_of(forced, mask) == {"causal": "bottom_right"}
 

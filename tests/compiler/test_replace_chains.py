@@ -204,6 +204,32 @@ def test_rival_is_no_slower_than_the_bare_call_and_one_pass(
     assert rival_us(answer, ending, dataclasses.replace(bare, vendor_us=300.0)) == pytest.approx(300 + one_pass)
 
 
+@pytest.mark.parametrize(
+    ("sizes", "dtype", "vendor", "padded"),
+    [
+        ((8192, 50257, 768), "bf16", "torch.mm", True),
+        ((8192, 768, 50257), "fp16", "torch.mm", True),
+        ((8192, 50257, 768), "bf16", "unpadded torch.mm", False),
+        ((8192, 50264, 768), "bf16", "torch.mm", False),
+        ((8192, 50257, 768), "fp32", "torch.mm", False),
+    ],
+)
+def test_an_unaligned_product_competes_with_a_padded_one(
+    sizes: tuple[int, int, int], dtype: str, vendor: str, padded: bool
+) -> None:
+    device, workload = named_device("h200"), matmul_workload(*sizes, dtype)
+    answer = Answer("measured", workload, device, vendor=vendor, vendor_us=7000.0)
+    got = rival_us(answer, graph_of(torch.relu))
+    assert got is not None
+    if not padded:
+        assert got == 7000.0
+        return
+    # at 0.75 of the roofline, and a copy of whatever is not aligned
+    least = 2 * 8192 * 50257 * 768 / device.peak_tflops["bf16"] / 1e6 / 0.75
+    assert least <= got < 2.5 * least
+    assert rival_us(dataclasses.replace(answer, vendor_us=100.0), graph_of(torch.relu)) == 100.0
+
+
 @pytest.mark.parametrize(("bare_how", "ours"), [("measured", False), ("nearest", True)])
 def test_kernel_that_loses_to_the_bare_call_and_a_pass_stays_out(forced: Any, bare_how: str, ours: bool) -> None:
     """The record says twice as fast as torch step by step; the bare product takes hardly any time."""

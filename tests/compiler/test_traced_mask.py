@@ -59,6 +59,14 @@ def additive() -> torch.Tensor:
     return torch.zeros(LENGTH, LENGTH).masked_fill(hidden, float("-inf"))
 
 
+def with_a_held_number() -> torch.Tensor:
+    """As transformers makes additive ones."""
+    places = torch.arange(LENGTH)
+    seen = places[None, None, None, :] <= places[None, None, :, None]
+    least = torch.finfo(torch.float32).min
+    return torch.where(seen, torch.tensor(0.0, dtype=torch.float32), least).expand(2, 1, LENGTH, LENGTH)
+
+
 def windowed() -> torch.Tensor:
     places = torch.arange(LENGTH)
     return (places[None, :] <= places[:, None]) & (places[None, :] > places[:, None] - 5)
@@ -87,7 +95,7 @@ def added_to() -> torch.Tensor:
     return mask
 
 
-@pytest.mark.parametrize("mask", [by_index, additive], ids=lambda mask: mask.__name__)
+@pytest.mark.parametrize("mask", [by_index, additive, with_a_held_number], ids=lambda mask: mask.__name__)
 @pytest.mark.parametrize("by_place", [False, True])
 def test_a_causal_mask_becomes_the_flag(mask: Mask, by_place: bool) -> None:
     def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
