@@ -59,9 +59,10 @@ def test_models_are_there(name: str) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would run the whole model")
 @pytest.mark.parametrize(
-    ("name", "places"), [("unet", 57), ("moe", 8), ("bert", 28), ("gpt2", 31), ("vit", 32), ("convnext", 35)]
+    ("name", "places"), [("unet", 60), ("moe", 8), ("bert", 32), ("gpt2", 31), ("vit", 32), ("convnext", 35)]
 )
 def test_every_product_of_a_model_has_a_workload(name: str, places: int) -> None:
+    """Products that share an operand count once more, as the one that they could be."""
     found, left_out = collect_workloads(*made(name))
     assert left_out == [] and found.total() == places
 

@@ -124,7 +124,7 @@ def test_postgresql_may_hold_other_tables_but_not_of_our_names(postgres: Callabl
     with Store.open(shared) as store, session_scope(store.engine, write=True) as session:
         session.execute(text("CREATE TABLE songs (title TEXT)"))
         session.execute(text("DROP TABLE kernelwright_schema"))
-    with pytest.raises(DatabaseUnavailable, match="is not ours: it holds api_keys, audit, devices, jobs, records"):
+    with pytest.raises(DatabaseUnavailable, match="is not ours: it holds api_keys, audit, devices, jobs, pieces"):
         open_engine(shared)
 
 

@@ -56,8 +56,9 @@ def test_two_workloads_can_take_turns_without_loading_anything_again(monkeypatch
     assert gpu.loads == [(64, 1), (128, 1)]
 
 
-def test_of_more_workloads_and_of_other_seeds_the_last_two_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_more_workloads_and_of_other_seeds_the_last_ones_stay(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = FakeGpu(monkeypatch)
+    monkeypatch.setattr(measure_job, "KEPT_WORKLOADS", 2)
     operands = Operands(gpu.allocated, 100)
     used(operands, (A, 1), (B, 1), (A, 1), (C, 1), (A, 1))
     assert gpu.loads == [(64, 1), (128, 1), (192, 1)] and gpu.allocated() == 20
