@@ -21,7 +21,7 @@ import sys
 import tempfile
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from typing import IO, Any
 
@@ -120,7 +120,7 @@ class ChildProcess:
     a fresh interpreter.
     start_timeout_s: how long importing (and init) may take.
 
-    One job at a time: not for use by several threads at once, save `abandon`.
+    One job at a time: not for use by several threads at once, save `abandon` and, after that, `close`.
     """
 
     def __init__(
@@ -137,6 +137,7 @@ class ChildProcess:
         self._start_timeout_s = start_timeout_s
         self._live: _Live | None = None
         self._abandoned = False
+        self._in_use = threading.RLock()
 
     @property
     def pid(self) -> int | None:
@@ -149,30 +150,36 @@ class ChildProcess:
         Raises ChildDied, ChildTimeout (both leave no process; the next call starts one), ChildRaised, or the
         KernelwrightError that the job raised.
         """
-        live = self.start()
-        live.log.truncate(0)
-        return self._exchange(live, payload, timeout_s)
+        with self._in_use:
+            live = self.start()
+            live.log.truncate(0)
+            return self._exchange(live, payload, timeout_s)
 
     def start(self) -> _Live:
         """Make sure that a child is running and ready; the errors of `call` when it cannot be."""
-        if self._live is not None and self._live.process.poll() is not None:
+        with self._in_use:
+            if self._live is not None and self._live.process.poll() is not None:
+                self.kill()
+            if self._live is None:
+                self._refuse_if_abandoned()
+                with steps.step(f"start {self._target}"):
+                    self._live = self._spawned()
+                    self._greet(self._live)
+            return self._live
+
+    def _greet(self, live: _Live) -> None:
+        hello = (self._target, self._init, self._env, steps.listening())
+        try:
+            self._exchange(live, hello, self._start_timeout_s)
+        except KernelwrightError:
             self.kill()
-        if self._live is None:
-            self._refuse_if_abandoned()
-            with steps.step(f"start {self._target}"):
-                self._live = self._spawned()
-                hello = (self._target, self._init, self._env, steps.listening())
-                try:
-                    self._exchange(self._live, hello, self._start_timeout_s)
-                except KernelwrightError:
-                    self.kill()
-                    raise
-        return self._live
+            raise
 
     def _spawned(self) -> _Live:
         try:
             return _spawn(self._nursery)
-        except ConnectionError as error:
+        except OSError as error:
+            # no nursery, or no more processes or open files for this one
             raise ChildDied(None, str(error)) from error
 
     def kill(self) -> None:
@@ -190,8 +197,10 @@ class ChildProcess:
                 os.killpg(live.process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Same as `kill`: the child holds nothing that must be saved."""
-        self.kill()
+        """Same as `kill`: the child holds nothing that must be saved. Waits for a `call` of another thread, which
+        `abandon` ends."""
+        with self._in_use:
+            self.kill()
 
     def __enter__(self) -> ChildProcess:
         return self
@@ -235,29 +244,26 @@ class ChildProcess:
 
 
 def _spawn(nursery: Nursery | None = None) -> _Live:
-    """A fresh process with its pipes, waiting for its hello; ConnectionError when the nursery cannot fork it."""
-    job_read, job_write = os.pipe()
-    result_read, result_write = os.pipe()
-    life_read, life_write = os.pipe()
-    theirs = (job_read, result_write, life_read)
-    log = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 -- closed by _Live.end
-    # Whoever writes next must write at the end, also after the parent has emptied the file or read in it.
-    fcntl.fcntl(log, fcntl.F_SETFL, fcntl.fcntl(log, fcntl.F_GETFL) | os.O_APPEND)
-    try:
-        process = _popen(theirs, log) if nursery is None else nursery.fork(theirs, log.fileno())
-    except BaseException:
-        for fd in (job_write, result_read, life_write):
-            os.close(fd)
-        log.close()
-        raise
-    finally:
-        for fd in theirs:
-            os.close(fd)
-    jobs, lifeline = (Connection(fd, readable=False) for fd in (job_write, life_write))
-    return _Live(process, jobs, Connection(result_read, writable=False), lifeline, log)
+    """A fresh process with its pipes, waiting for its hello; OSError, and nothing left open, when there cannot be one;
+    ConnectionError of those when the nursery cannot fork it."""
+    with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+        fds, ends = [], []
+        for writes in (True, False, True):
+            read, write = os.pipe()
+            given, kept = (read, write) if writes else (write, read)
+            theirs.callback(os.close, given)
+            fds.append(given)
+            ends.append(ours.enter_context(Connection(kept, readable=not writes, writable=writes)))
+        log = ours.enter_context(tempfile.TemporaryFile(buffering=0))
+        # Whoever writes next must write at the end, also after the parent has emptied the file or read in it.
+        fcntl.fcntl(log, fcntl.F_SETFL, fcntl.fcntl(log, fcntl.F_GETFL) | os.O_APPEND)
+        process = _popen(fds, log) if nursery is None else nursery.fork(fds, log.fileno())
+        ours.pop_all()
+        jobs, results, lifeline = ends
+        return _Live(process, jobs, results, lifeline, log)
 
 
-def _popen(theirs: tuple[int, ...], log: IO[bytes]) -> subprocess.Popen[bytes]:
+def _popen(theirs: Sequence[int], log: IO[bytes]) -> subprocess.Popen[bytes]:
     paths = json.dumps([os.fspath(path) for path in sys.path])
     return subprocess.Popen(
         [sys.executable, "-P", "-c", _BOOT, paths, *map(str, theirs)],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import array
 import contextlib
+import errno
 import importlib
 import json
 import os
@@ -26,11 +27,21 @@ _LENGTH = 8
 _ANSWER_S = 120.0
 """The most that imports and one fork may take."""
 
+_END_S = 10.0
+"""The most that killed children may take to be gone."""
+
 _FDS = 5
 _BOOT = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
     "from kernelwright.kernels.nursery import nursery_main; nursery_main(int(sys.argv[2]), sys.argv[3])"
 )
+
+
+def _readable(fd: int, timeout_s: float | None) -> bool:
+    """Whether there is something to read in time. `select.select` has no numbers above 1023."""
+    poll = select.poll()
+    poll.register(fd, select.POLLIN)
+    return bool(poll.poll(None if timeout_s is None else max(0.0, timeout_s) * 1000))
 
 
 class Forked:
@@ -50,7 +61,7 @@ class Forked:
     def wait(self, timeout: float | None = None) -> int:
         """The exit code; subprocess.TimeoutExpired when it does not come in time."""
         if self._code is None:
-            if not select.select([self._status], [], [], timeout)[0]:
+            if not _readable(self._status, timeout):
                 raise subprocess.TimeoutExpired(["a forked child"], timeout or 0.0)
             told = os.read(self._status, 64)
             os.close(self._status)
@@ -62,7 +73,7 @@ class Forked:
 class Nursery:
     """Starts with the first fork. preload: "module:function", called once before any fork. env: variables set in it.
 
-    May be used by several threads. After `close`, `fork` raises ConnectionError; children that run go on.
+    May be used by several threads. `close`, and the end of this process, end it and its children.
     """
 
     def __init__(self, preload: str, env: Mapping[str, str] | None = None) -> None:
@@ -70,6 +81,7 @@ class Nursery:
         self._lock = threading.Lock()
         self._process: subprocess.Popen[bytes] | None = None
         self._socket: socket.socket | None = None
+        self._up = False
         self._closed = False
 
     def fork(self, fds: Sequence[int], log: int) -> Forked:
@@ -95,14 +107,27 @@ class Nursery:
         return Forked(pid, status_read)
 
     def close(self) -> None:
-        """End the nursery, from any thread; a `fork` under way fails. Closing twice is harmless."""
+        """End the nursery and its children, from any thread; a `fork` under way, and every later one, raises
+        ConnectionError. Closing twice is harmless."""
         self._closed = True
         process = self._process
-        if process is not None:
+        if process is not None and not self._up:
+            # it imports, and has no children yet that only it can wait for
             process.kill()
-            process.wait()
         with self._lock:
             self._drop()
+            self._end()
+
+    def _end(self) -> None:
+        """Wait until it has waited for its children, which it kills once nobody can ask it any more."""
+        if self._process is not None:
+            if not self._up:
+                self._process.kill()
+            try:
+                self._process.wait(_END_S)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
 
     def _start(self) -> None:
         self._drop()
@@ -111,7 +136,7 @@ class Nursery:
         ours, theirs = socket.socketpair()
         paths = json.dumps([os.fspath(path) for path in sys.path])
         ours.settimeout(_ANSWER_S)
-        self._socket = ours
+        self._socket, self._up = ours, False
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _BOOT, paths, str(theirs.fileno()), self._preload],
@@ -137,7 +162,10 @@ class Nursery:
         told = self._socket.recv(64)
         if not told:
             raise ConnectionError("the nursery is gone")
-        return int(told)
+        self._up, pid = True, int(told)
+        if pid < 0:
+            raise ConnectionError(f"the nursery cannot fork: {os.strerror(-pid)}")
+        return pid
 
     def _drop(self) -> None:
         if self._socket is not None:
@@ -159,19 +187,25 @@ def nursery_main(asked_fd: int, preload: str) -> NoReturn:
         module, _, name = preload.partition(":")
         getattr(importlib.import_module(module), name)()
     waiting: dict[int, int] = {}
+    poll = select.poll()
+    for fd in (asked_fd, wake_read):
+        poll.register(fd, select.POLLIN)
     while True:
-        ready = select.select([asked_fd, wake_read], [], [])[0]
+        ready = [fd for fd, _ in poll.poll()]
         if wake_read in ready:
             os.read(wake_read, 4096)
             _tell_ended(waiting)
         if asked_fd in ready:
             request = _receive(asked)
             if request is None:
+                _end_all(waiting)
                 os._exit(0)
             environment, fds = request
             pid = _fork(environment, fds, [asked.fileno(), wake_read, wake_write, *waiting.values()])
-            waiting[pid] = fds[-1]
-            asked.sendall(str(pid).encode())
+            if pid > 0:
+                waiting[pid] = fds[-1]
+            with contextlib.suppress(ConnectionError):
+                asked.sendall(str(pid).encode())
 
 
 def _receive(asked: socket.socket) -> tuple[dict[str, str], list[int]] | None:
@@ -189,15 +223,20 @@ def _receive(asked: socket.socket) -> tuple[dict[str, str], list[int]] | None:
 
 
 def _fork(environment: dict[str, str], fds: list[int], not_theirs: list[int]) -> int:
+    """The child's pid; minus the error's number, and nothing left open, where the machine allows no more processes."""
     sys.stdout.flush()
     sys.stderr.flush()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError as error:
+        pid = -(error.errno or errno.EAGAIN)
     if not pid:
         _be_child(environment, fds, not_theirs)
     # both do it, so that the group is there whoever is first
     with contextlib.suppress(OSError):
-        os.setpgid(pid, pid)
-    for fd in fds[:-1]:
+        if pid > 0:
+            os.setpgid(pid, pid)
+    for fd in fds[:-1] if pid > 0 else fds:
         os.close(fd)
     return pid
 
@@ -230,11 +269,20 @@ def _be_child(environment: dict[str, str], fds: list[int], not_theirs: list[int]
         os._exit(code)
 
 
-def _tell_ended(waiting: dict[int, int]) -> None:
+def _end_all(waiting: dict[int, int]) -> None:
+    """Kill the children and wait for them: left alone, they would stay as zombies where the first process of a
+    container waits for nobody."""
+    for pid in waiting:
+        with contextlib.suppress(OSError):
+            os.killpg(pid, signal.SIGKILL)
+    _tell_ended(waiting, 0)
+
+
+def _tell_ended(waiting: dict[int, int], options: int = os.WNOHANG) -> None:
     """Write the exit codes of children that ended where their parents read them."""
     while waiting:
         try:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            pid, status = os.waitpid(-1, options)
         except ChildProcessError:
             return
         if not pid:

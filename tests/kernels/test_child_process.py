@@ -9,8 +9,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -185,3 +186,37 @@ def test_children_of_a_killed_parent_die_with_it(tmp_path: Path) -> None:
         assert running(child) and running(helper)
         parent.kill()
     assert wait_until_gone(child, helper)
+
+
+def test_closing_an_abandoned_child_waits_for_the_thread_that_calls_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two threads that both end it would close its files twice, and those of others that got their numbers."""
+    monkeypatch.syspath_prepend(TARGETS)
+    child = ChildProcess("kw_child_target:work")
+    found: list[BaseException] = []
+
+    def hang() -> None:
+        try:
+            child.call(("hang",), 60)
+        except BaseException as error:
+            found.append(error)
+
+    # as on a slow machine
+    monkeypatch.setattr(child, "_death", slowed(child._death))
+    child.start()
+    thread = threading.Thread(target=hang)
+    thread.start()
+    time.sleep(0.2)
+    child.abandon()
+    child.close()
+    thread.join()
+    assert [type(error) for error in found] == [ChildDied]
+
+
+def slowed(do: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same, a little later."""
+
+    def later(value: Any) -> Any:
+        time.sleep(0.2)
+        return do(value)
+
+    return later

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -139,3 +142,91 @@ def test_nothing_outlives_the_parent() -> None:
     told = subprocess.run([sys.executable, "-c", words, str(TARGETS)], stdout=subprocess.PIPE, text=True).stdout
     pids = [int(word) for word in told.split()]
     assert len(pids) == 2 and wait_until_gone(*pids) and not any(map(running, pids))
+
+
+def zombies_of(*pids: int) -> set[int]:
+    """Those that ended and that nobody waited for."""
+    return {pid for pid in pids if Path(f"/proc/{pid}").exists() and not running(pid)}
+
+
+def test_closing_leaves_no_children_that_nobody_waits_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the first process of a container waits for no orphans, each would be a zombie for good."""
+    monkeypatch.syspath_prepend(TARGETS)
+    ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)  # PR_SET_CHILD_SUBREAPER: orphans come here
+    try:
+        nursery = Nursery("kw_child_target:preload")
+        children = [ChildProcess(TARGET, nursery=nursery) for _ in range(4)]
+        pids = [child.call(("pid",)) for child in children]
+        nursery.close()
+        assert wait_until_gone(*pids) and not zombies_of(*pids)
+        for child in children:
+            child.close()
+        with pytest.raises(ChildProcessError):
+            os.waitpid(-pids[0], os.WNOHANG)
+    finally:
+        ctypes.CDLL(None).prctl(36, 0, 0, 0, 0)
+
+
+def test_a_machine_without_room_for_one_more_process_keeps_those_that_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(TARGETS)
+    nursery = Nursery("kw_child_target:no_more_processes")
+    children = [ChildProcess(TARGET, nursery=nursery) for _ in range(3)]
+    pids = [child.call(("pid",)) for child in children[:2]]
+    for _ in range(2):
+        with pytest.raises(ChildDied, match="cannot fork"):
+            children[2].start()
+    assert [child.call(("pid",)) for child in children[:2]] == pids
+    nursery.close()
+    for child in children:
+        child.close()
+
+
+@pytest.mark.parametrize("forked", [True, False])
+def test_children_work_however_many_files_are_open(
+    nursery: Nursery, forked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child takes five; machines have hundreds of cores."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip("the machine allows no more open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    held = [os.open(os.devnull, os.O_RDONLY) for _ in range(1100)]
+    try:
+        with ChildProcess(TARGET, nursery=nursery if forked else None) as child:
+            first = child.call(("pid",))
+            assert child.call(("pid",)) == first
+            with pytest.raises(ChildDied, match="code 7"):
+                child.call(("exit", 7), 30)
+    finally:
+        for fd in held:
+            os.close(fd)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+@pytest.mark.parametrize("spare", range(9))
+def test_a_child_for_which_no_files_are_left_leaves_none_open(nursery: Nursery, spare: int) -> None:
+    with ChildProcess(TARGET, nursery=nursery) as other, ChildProcess(TARGET, nursery=nursery) as child:
+        other.start()
+        limits, before = resource.getrlimit(resource.RLIMIT_NOFILE), open_files()
+        resource.setrlimit(resource.RLIMIT_NOFILE, (max(before) + 10, limits[1]))
+        full = []
+        try:
+            with contextlib.suppress(OSError):
+                while True:
+                    full.append(os.dup(0))
+            for _ in range(spare):
+                os.close(full.pop())
+            with pytest.raises(ChildDied, match="Too many open files"):
+                child.start()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+            for fd in full:
+                os.close(fd)
+        assert open_files() == before
+        assert child.call(("double", 2)) == 4
+
+
+def open_files() -> set[int]:
+    """The descriptors of this process."""
+    found = {int(name) for name in os.listdir("/proc/self/fd")}
+    return {fd for fd in found if os.path.exists(f"/proc/self/fd/{fd}")}

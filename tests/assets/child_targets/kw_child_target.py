@@ -1,5 +1,6 @@
 """Jobs for the tests of ChildProcess: good ones, and every way of going wrong."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -14,6 +15,19 @@ PRELOADED = [None]
 def preload():
     """What a nursery calls."""
     PRELOADED[0] = os.getpid()
+
+
+def no_more_processes():
+    """A nursery on a machine that allows no more processes once it has two children."""
+    fork, left = os.fork, [2]
+
+    def limited():
+        left[0] -= 1
+        if left[0] < 0:
+            raise BlockingIOError(errno.EAGAIN, "too many")
+        return fork()
+
+    os.fork = limited
 
 
 def slow_preload():
