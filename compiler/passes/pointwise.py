@@ -130,7 +130,8 @@ def is_step(node: Node, start: Node) -> bool:
     if node.target in VIEWS:
         return True
     if node.target in CASTS:
-        return value.dtype.is_floating_point
+        # one to 8 bits is there for what it rounds away
+        return value.dtype.is_floating_point and value.dtype.itemsize > 1
     tags, schema = node.target.tags, node.target._schema
     return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags and not schema.is_mutable
 

@@ -19,7 +19,7 @@ from kernelwright.compiler import side_by_side
 from kernelwright.compiler.merged_call import MERGED
 from kernelwright.compiler.operands import workload_of
 from kernelwright.compiler.passes.candidate import emit, is_known, value_of
-from kernelwright.compiler.passes.pointwise import CASTS, VIEWS, find_activation
+from kernelwright.compiler.passes.pointwise import CASTS, VIEWS, find_activation, is_step
 from kernelwright.compiler.piece import SHAPES, source_of
 from kernelwright.errors import UsageError
 from kernelwright.kernels.matmul.reference import activations
@@ -28,6 +28,9 @@ from kernelwright.types import Schedule, Workload
 aten = torch.ops.aten
 
 PRODUCTS = (aten.mm.default, aten.addmm.default)
+
+BY_ADDRESS = (aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default)
+"""Steps that read memory by strides of their own, whatever those of their operands are."""
 
 COPIED_ROWS = 4096
 """From so many rows on, copying weights together in every call may be worth it; below, merging must not copy."""
@@ -83,7 +86,7 @@ class Siblings:
             return None
         others = [one for one in step.args if one is not last]
         right = others[0] if len(others) == 1 else None
-        ours = isinstance(right, Node) and right is _only_form(up, until=step)
+        ours = isinstance(right, Node) and len(right.users) == 1 and right is _only_form(up, until=step)
         dense = value_of(step).is_contiguous() and value_of(step).dtype == value_of(gate).dtype
         return step if ours and dense and value_of(step).numel() == value_of(gate).numel() else None
 
@@ -137,6 +140,8 @@ class Siblings:
                 continue
             if node.op == "output" or not callable(node.target):
                 raise UsageError("a product's value leaves the graph")
+            if node.target in BY_ADDRESS:
+                raise UsageError(f"{node.name} reads memory as it lies")
             value = _again(node, changed)
             if _strides(value) == _strides(node.meta["val"]):
                 continue
@@ -207,7 +212,7 @@ def _only_form(node: Node, until: Node | None = None) -> Node:
     """The last of the forms of a node that each have one user."""
     while len(node.users) == 1:
         user = next(iter(node.users))
-        if user is until or (user.target not in VIEWS and user.target not in CASTS):
+        if user is until or not (user.target in VIEWS or (user.target in CASTS and is_step(user, node))):
             return node
         node = user
     return node
@@ -215,8 +220,8 @@ def _only_form(node: Node, until: Node | None = None) -> Node:
 
 def _again(node: Node, changed: dict[Node, Any]) -> Any:
     look_up: Callable[[Node], Any] = lambda one: changed.get(one, one.meta["val"])  # noqa: E731
-    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), look_up)
     try:
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), look_up)
         return node.target(*args, **kwargs)  # type: ignore[operator]
     except Exception as error:
         raise UsageError(f"{node.name} does not take columns of a wider product: {error}") from error

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -20,7 +19,7 @@ from kernelwright.compiler.passes.forms import GATED, ONE, Option
 from kernelwright.compiler.passes.forms import MERGED as AS_ONE
 from kernelwright.compiler.piece_job import PieceJob, PieceReply, measure
 from kernelwright.compiler.pieces import KnownPieces, MissingTimed, WantedPiece, timed
-from kernelwright.compiler.side_by_side import beside, joined, lay_side_by_side
+from kernelwright.compiler.side_by_side import beside, lay_side_by_side
 from kernelwright.db import Store
 from kernelwright.kernels.device import named_device
 from kernelwright.kernels.triton_adapter import current_toolchain
@@ -219,7 +218,7 @@ def test_products_that_are_no_siblings_stay_apart(run: Any, kind: type[Gated]) -
 def test_results_that_leave_the_graph_stay_apart(tried_with: Any) -> None:
     tried, model = tried_with(lambda workload: False), Visible()
     lay_side_by_side(model)
-    tried._pass._in_place._pieces = Everything()
+    merge_all(tried)
     x = torch.randn(3, 16)
     with torch.no_grad():
         for got, want in zip(tried.compile(model)(x), model(x), strict=True):
@@ -256,10 +255,85 @@ class Everything:
         pass
 
 
+def merge_all(tried: Any) -> None:
+    """Merge whatever may be merged."""
+    tried._pass._in_place._pieces = Everything()
+    tried._pass._saved_us = lambda product: 0.0
+
+
+def test_all_that_may_be_is_merged_here(tried_with: Any) -> None:
+    tried, model = tried_with(lambda workload: False), Gated()
+    lay_side_by_side(model)
+    merge_all(tried)
+    with torch.no_grad():
+        tried.compile(model)(torch.randn(3, 16))
+    assert MERGED in tried.targets()
+
+
+class UsedTwice(Gated):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate(x), self.up(x)
+        return functional.silu(gate) * up + up.sum()
+
+
+class FormUsedTwice(Gated):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate(x), self.up(x).view(-1)
+        return functional.silu(gate).view(-1) * up + up.sum()
+
+
+class GateUsedTwice(Gated):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate = functional.silu(self.gate(x))
+        return gate * self.up(x) + gate.sum()
+
+
+class Rounded(Gated):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.silu(self.gate(x)) * self.up(x).to(torch.int32)
+
+
+class RoundedTo8Bits(Gated):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.silu(self.gate(x)) * self.up(x).to(torch.float8_e4m3fn).to(torch.float32)
+
+
+class GateRoundedTo8Bits(Gated):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return functional.silu(self.gate(x)).to(torch.float8_e4m3fn).to(torch.float32) * self.up(x)
+
+
+@pytest.mark.parametrize("kind", [UsedTwice, FormUsedTwice, GateUsedTwice, Rounded, RoundedTo8Bits, GateRoundedTo8Bits])
+def test_a_swiglu_of_which_more_is_seen_is_none(run: Any, kind: type[Gated]) -> None:
+    model, meter = kind(), Meter(**{GATED: 5.0})
+    lay_side_by_side(model)
+    run(model, meter)
+    assert {option.kind for one in meter.groups for option in one.options.values()} == {AS_ONE}
+
+
+class ReadByAddress(Gated):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.gate(x).as_strided((3, 12), (24, 2), 1) + self.up(x)[:, :12]
+
+
+class Branched(Gated):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        gate, up = self.gate(x), self.up(x)
+        return torch.cond(x.sum() > 0, lambda a, b: a.sin() + b, lambda a, b: a.cos() + b, (gate, up))
+
+
+@pytest.mark.parametrize("kind", [ReadByAddress, Branched])
+def test_columns_are_only_given_to_who_can_take_them(run: Any, kind: type[Gated]) -> None:
+    model, meter = kind(), Meter(library=5.0)
+    lay_side_by_side(model)
+    x = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
+    assert MERGED not in run(model, meter, x=x).targets() and meter.groups
+
+
 def test_training_is_left_alone(tried_with: Any) -> None:
     tried, model = tried_with(lambda workload: False), Gated()
     lay_side_by_side(model)
-    tried._pass._in_place._pieces = Everything()
+    merge_all(tried)
     tried.compile(model)(torch.randn(3, 16)).sum().backward()
     assert MERGED not in tried.targets() and tried.report.warnings == []
 
@@ -268,7 +342,7 @@ def test_training_is_left_alone(tried_with: Any) -> None:
 def test_what_inductor_merges_or_packs_is_left_to_it(tried_with: Any, how: str) -> None:
     tried, model = tried_with(lambda workload: False), Gated()
     lay_side_by_side(model)
-    tried._pass._in_place._pieces = Everything()
+    merge_all(tried)
     settings = torch._inductor.config.patch(freezing=how == "freezing")
     with torch.no_grad(), settings, V.set_aot_compilation(how == "a package"):
         tried.compile(model)(torch.randn(3, 16))
@@ -294,38 +368,3 @@ def test_piece_of_siblings_is_timed_as_a_whole(run: Any, kind: type[torch.nn.Mod
     assert len(places) > 1 and beside([inputs[place] for place in places])
     reply = measure(PieceJob(wanted.piece.text, wanted.options), FakeTimer(9, 9, 5, 4, 3), "cpu")
     assert reply.failures == {} and set(reply.ours_us) == set(wanted.options)
-
-
-def test_layers_are_laid_out_once_and_keep_their_values() -> None:
-    model = torch.nn.Sequential(Attention(True), Gated())
-    before = copy.deepcopy(model.state_dict())
-    parameters = list(model.parameters())
-    assert (lay_side_by_side(model), lay_side_by_side(model)) == (2, 0)
-    assert all(one is other for one, other in zip(model.parameters(), parameters, strict=True))
-    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-    attention: Any = model[0]
-    assert beside([layer.weight.t() for layer in (attention.q, attention.k, attention.v)])
-    model[0].q.weight.data.zero_()
-    assert torch.equal(model[0].k.weight, before["0.k.weight"])
-
-
-def test_tied_weights_are_left_alone() -> None:
-    model = Gated()
-    model.up.weight = model.gate.weight
-    assert lay_side_by_side(model) == 0
-
-
-@pytest.mark.parametrize("apart", ["gap", "order", "type", "rows"])
-def test_what_does_not_lie_side_by_side_is_copied(apart: str) -> None:
-    block = torch.randn(10, 8)
-    first, second = block[:4].t(), block[4:].t()
-    assert beside([first, second]) and joined([first, second]).data_ptr() == block.data_ptr()
-    others = {
-        "gap": (block[:3].t(), second),
-        "order": (second, first),
-        "type": (first, block.view(torch.int32)[4:].t()),
-        "rows": (block[:4, :4].t(), block[4:, :4].t()),
-    }[apart]
-    assert not beside(others)
-    if apart != "type":
-        assert torch.equal(joined(others), torch.cat(others, 1))
