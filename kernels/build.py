@@ -127,13 +127,13 @@ class BuildPool:
         schedules: Sequence[Schedule],
         device: DeviceSpec,
         deadline: float | None = None,
-        feed: Callable[[int], Sequence[Schedule]] = lambda waiting: (),
+        feed: Callable[[], Sequence[Schedule]] = lambda: (),
     ) -> Generator[tuple[Schedule, BuildReport | Exception], None, None]:
         """Each schedule with its report, or the error that `build` would raise, as they finish.
 
         Compiling goes on while the caller works; closing the iterator drops what has not been started. It ends at the
         deadline (a reading of `time.monotonic`) without those that are not finished by then. feed: asked after each
-        one, with how many are not handed out yet, what else to build.
+        one what else to build.
         """
         futures: dict[Future[BuildReport], Schedule] = {}
 
@@ -152,7 +152,7 @@ class BuildPool:
                 for future in finished:
                     schedule, error = futures.pop(future), future.exception()
                     yield schedule, error if isinstance(error, Exception) else future.result()
-                    submit(feed(len(futures)))
+                    submit(feed())
         finally:
             for future in futures:
                 future.cancel()

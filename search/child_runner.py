@@ -105,7 +105,7 @@ class ChildRunner:
     ) -> Iterator[tuple[Schedule, Measurement]]:
         """Measurements as they come: each is timed as soon as it is built, while others still compile. Operands and
         reference are made while the first ones compile."""
-        return self.measure_fed(workload, schedules, deadline, lambda waiting: ())
+        return self.measure_fed(workload, schedules, deadline, lambda: ())
 
     def measure_fed(
         self, workload: Workload, schedules: Sequence[Schedule], deadline: float | None, feed: Feed

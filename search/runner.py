@@ -59,8 +59,8 @@ class Runner(Protocol):
         ...
 
 
-Feed = Callable[[int], Sequence[Schedule]]
-"""Asked after each measurement, with how many are still to come, what else to measure."""
+Feed = Callable[[], Sequence[Schedule]]
+"""Asked after each measurement what else to measure."""
 
 
 @runtime_checkable

@@ -6,7 +6,7 @@ import dataclasses
 import datetime
 import math
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Mapping, Sequence
 
 from kernelwright.errors import NoWorkingSchedule, UsageError
@@ -74,7 +74,8 @@ class Session:
         self._known = [trial for trial in known if self._applies(trial)]
         self._measured: dict[Schedule, Measurement] = {}
         self._best_us = math.inf
-        self._since_gain = 0
+        self._told = _Told()
+        self._more: list[Schedule] = []
         self._began: float | None = None
         self._stopped = False
         self._record: TuningRecord | None = None
@@ -110,24 +111,28 @@ class Session:
             self._note(trial.schedule, trial.measurement)
         while schedules := self._next_batch():
             patient = None if deadline is None else deadline + self._late_s
-            for schedule, measurement in self._measure(schedules, patient, fed=patient == deadline):
-                self._note(schedule, measurement)
+            fed = patient == deadline and isinstance(self._runner, TakesMore)
+            for schedule, measurement in self._measure(schedules, patient, fed):
+                self._note(schedule, measurement, fed)
                 yield self._trial(schedule, measurement)
                 if self._stopped or (deadline is not None and self._worked and time.monotonic() >= deadline):
                     break
+            self._told.give_up_waiting(self._strategy)
+            self._more = []
         yield from self._final_rounds()
         self._ended = True
 
     def _measure(
         self, schedules: list[Schedule], deadline: float | None, fed: bool
     ) -> Iterator[tuple[Schedule, Measurement]]:
-        """fed: where the runner takes more while it measures, it gets them as soon as half a batch is done."""
+        """fed: the runner takes more while it measures, and gets them as soon as half a batch is done."""
         if fed and isinstance(self._runner, TakesMore):
             return self._runner.measure_fed(self._workload, schedules, deadline, self._feed)
         return self._runner.measure(self._workload, schedules, deadline)
 
-    def _feed(self, waiting: int) -> list[Schedule]:
-        return self._next_batch(waiting) if waiting <= self._batch // 2 else []
+    def _feed(self) -> list[Schedule]:
+        more, self._more = self._more, []
+        return more
 
     @property
     def _worked(self) -> bool:
@@ -138,34 +143,36 @@ class Session:
         """How far past its seconds it may go on as things are."""
         return 0.0 if self._worked or not self._patient else FIRST_RESULT_S
 
-    def _next_batch(self, waiting: int = 0) -> list[Schedule]:
-        """What to measure next beside those that wait for it already."""
+    def _next_batch(self) -> list[Schedule]:
+        """What to measure next beside those that the strategy has not heard of yet."""
+        waiting = len(self._told.waiting)
         seconds = self._seconds()
         if self._budget.seconds is not None and seconds < self._budget.seconds + self._late_s:
             seconds = 0.0
-        room = self._budget.room(len(self._measured) + waiting, seconds, self._since_gain + waiting)
+        room = self._budget.room(self._told.count + waiting, seconds, self._told.since_gain + waiting)
         if self._stopped or room == 0 or self._expects_too_little():
             return []
         most = self._batch - waiting
         count = most if room is None else min(room, most)
         with step(f"propose {count}"):
-            return self._strategy.propose(count)
+            proposed = self._strategy.propose(count)
+        self._told.waiting.extend(proposed)
+        return proposed
 
     def _expects_too_little(self) -> bool:
         limit = self._budget.least_gain_limit
-        if limit is None or len(self._measured) < LEAST_TRIALS or not isinstance(self._strategy, ExpectsGain):
+        if limit is None or self._told.count < LEAST_TRIALS or not isinstance(self._strategy, ExpectsGain):
             return False
         return self._strategy.expected_gain() < limit
 
-    def _note(self, schedule: Schedule, measurement: Measurement) -> None:
-        self._strategy.observe(schedule, measurement)
+    def _note(self, schedule: Schedule, measurement: Measurement, fed: bool = False) -> None:
         before = self._measured.get(schedule)
         if before is None or before.ok:
             self._measured[schedule] = measurement
-        gained = measurement.median_us is not None and measurement.median_us < self._best_us
-        self._since_gain = 0 if gained else self._since_gain + 1
-        if measurement.median_us is not None and gained:
-            self._best_us = measurement.median_us
+        self._best_us = min(self._best_us, _time(measurement))
+        for _ in self._told.tell(self._strategy, schedule, measurement):
+            if fed and len(self._told.waiting) == self._batch // 2:
+                self._more += self._next_batch()
 
     def _final_rounds(self) -> Iterator[Trial]:
         """Rounds until one has a finalist that works again; schedules that fail now are yielded as failed trials."""
@@ -272,6 +279,45 @@ class Session:
         listed = ", ".join(f"{count} {status}" for status, count in counts.most_common())
         message = next((m.message for m in self._measured.values() if m.message), "no message")
         return f"all {len(self._measured)} schedules tried for {what} failed ({listed}); one said: {message}"
+
+
+class _Told:
+    """Tells a strategy of measurements in the order in which it proposed the schedules: what it proposes next depends
+    on them and its seed, not on which compiler was done first.
+
+    waiting: proposed, not told yet. count: measurements told. since_gain: the last of them that brought no better time.
+    """
+
+    def __init__(self) -> None:
+        self.waiting: deque[Schedule] = deque()
+        self.count = self.since_gain = 0
+        self._ahead: dict[Schedule, Measurement] = {}
+        self._best_us = math.inf
+
+    def tell(self, strategy: Strategy, schedule: Schedule, measurement: Measurement) -> Iterator[Schedule]:
+        """Take in a measurement; what can be told then is told, and yielded, one by one."""
+        if schedule not in self.waiting:
+            self._tell(strategy, schedule, measurement)
+            yield schedule
+            return
+        self._ahead[schedule] = measurement
+        while self.waiting and self.waiting[0] in self._ahead:
+            first = self.waiting.popleft()
+            self._tell(strategy, first, self._ahead.pop(first))
+            yield first
+
+    def give_up_waiting(self, strategy: Strategy) -> None:
+        """Tell what is there: nothing else comes of what was proposed."""
+        while self.waiting:
+            first = self.waiting.popleft()
+            if first in self._ahead:
+                self._tell(strategy, first, self._ahead.pop(first))
+
+    def _tell(self, strategy: Strategy, schedule: Schedule, measurement: Measurement) -> None:
+        strategy.observe(schedule, measurement)
+        self.count += 1
+        self.since_gain = 0 if _time(measurement) < self._best_us else self.since_gain + 1
+        self._best_us = min(self._best_us, _time(measurement))
 
 
 def _batch_size(batch: int, trials: int | None) -> int:

@@ -77,10 +77,10 @@ def test_a_pool_is_fed_while_it_builds(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(BuildPool, "_run", run)
     monkeypatch.setattr(build_module.ChildProcess, "start", lambda child: None)
-    asked: list[int] = []
+    asked: list[None] = []
 
-    def feed(waiting: int) -> list[Schedule]:
-        asked.append(waiting)
+    def feed() -> list[Schedule]:
+        asked.append(None)
         return [fault("added")] if len(asked) == 1 else []
 
     with BuildPool(2) as pool:
@@ -88,7 +88,7 @@ def test_a_pool_is_fed_while_it_builds(monkeypatch: pytest.MonkeyPatch) -> None:
         assert [next(builds)[0], next(builds)[0]] == [fault("quick"), fault("added")]
         release.set()
         assert [schedule for schedule, _ in builds] == [fault("slow")]
-    assert asked == [1, 1, 0]
+    assert len(asked) == 3
 
 
 def test_a_pool_that_is_closed_while_compilers_start_keeps_nobody_waiting() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import time
 
 import pytest
@@ -16,22 +17,40 @@ from tests.search.test_session import session
 
 
 class FedRunner(FakeRunner):
-    """Hands out what was asked for last first, and takes more all the time. waits: how many waited when it asked."""
+    """Takes more all the time, and is done with what waits in an order drawn from `finishing`: 0 for the order in which
+    it was asked. given: everything that it was asked for, in order; asked: how much at a time."""
 
-    def __init__(self, seconds_each: float = 0.0) -> None:
+    def __init__(self, seconds_each: float = 0.0, finishing: int = 0) -> None:
         super().__init__(seconds_each=seconds_each)
         self.asked: list[int] = []
+        self.given: list[Schedule] = []
         self.most = 0
+        self._draw = random.Random(finishing).randrange if finishing else lambda _: 0
 
     def measure_fed(self, workload, schedules, deadline, feed):  # type: ignore[no-untyped-def]
-        waiting = list(schedules)
-        self.asked.append(len(waiting))
-        while waiting:
-            self.most = max(self.most, len(waiting))
-            yield from self.measure(workload, [waiting.pop()], deadline)
-            more = feed(len(waiting))
+        waiting: list[Schedule] = []
+        more = schedules
+        while waiting or more:
             self.asked += [len(more)] if more else []
+            self.given += more
             waiting += more
+            self.most = max(self.most, len(waiting))
+            yield from self.measure(workload, [waiting.pop(self._draw(len(waiting)))], deadline)
+            more = feed()
+
+
+@pytest.mark.parametrize("strategy", ["model", "bayesian", "evolutionary", "random"])
+@pytest.mark.parametrize("budget", [Budget(trials=48), Budget(), Budget(trials=90, patience=20)])
+def test_the_same_seed_proposes_the_same_whichever_compiler_is_faster(strategy: str, budget: Budget) -> None:
+    def proposals(finishing: int) -> list[Schedule]:
+        runner = FedRunner(finishing=finishing)
+        trials = list(session(runner, budget, strategy))
+        assert len(trials) == len(runner.given)
+        return runner.given
+
+    first = proposals(0)
+    assert len(first) >= 20
+    assert all(proposals(finishing) == first for finishing in (1, 2, 3))
 
 
 def test_a_runner_that_takes_more_gets_it_when_half_of_a_batch_is_done() -> None:
