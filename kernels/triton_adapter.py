@@ -155,9 +155,11 @@ def compile_launch(launch: Launch) -> Any:
 def _compile_launcher(compiled: Any) -> None:
     """Triton 3.6 launches a CUDA kernel through a C function of its signature, which the C compiler makes at the first
     launch: a third of a second in which the GPU would wait. Newer ones have one function for all."""
+    if compiled.metadata.target.backend != "cuda":
+        return
     from triton.backends.nvidia import driver
 
-    if hasattr(driver, "make_launcher") and compiled.metadata.target.backend == "cuda":
+    if hasattr(driver, "make_launcher"):
         # without the CUDA driver or a C compiler, nothing is launched on this machine either
         with contextlib.suppress(AssertionError, ImportError, OSError, RuntimeError, subprocess.SubprocessError):
             driver.CudaLauncher(compiled.src, compiled.metadata)

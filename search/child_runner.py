@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 import secrets
 import threading
 import time
@@ -14,6 +13,7 @@ from kernelwright.errors import DeviceLost
 from kernelwright.kernels import get_operator
 from kernelwright.kernels.build import BuildPool, BuildReport
 from kernelwright.kernels.child_process import ChildDied, ChildError, ChildProcess, ChildRaised, ChildTimeout
+from kernelwright.kernels.cores import compilers
 from kernelwright.kernels.device import gpu_uuid, present_device
 from kernelwright.kernels.space import Space
 from kernelwright.kernels.steps import step
@@ -49,9 +49,11 @@ class Jobs:
 class ChildRunner:
     """Implements `Runner` on a CUDA device of this machine.
 
-    seed: what operands are drawn from; None draws a fresh one. compile_workers: child compilers; None takes all cores
-    but one. jobs: for tests, which plant bad ones. visible: the UUID of the GPU, where the measuring
-    process is to see no other. While one process of a machine measures on a GPU, all others wait: they take turns.
+    seed: what operands are drawn from; None draws a fresh one. compile_workers: child compilers; None takes one for
+    each core that may be used but one. jobs: for tests, which plant bad ones. visible: the UUID of the GPU, where the
+    measuring process is to see no other.
+
+    While one process of a machine measures on a GPU, all others wait: they take turns.
     """
 
     def __init__(
@@ -70,17 +72,19 @@ class ChildRunner:
             init={"device_index": 0 if visible else device_index},
             env={"CUDA_VISIBLE_DEVICES": visible} if visible else {},
         )
-        self._clocks_of = visible or str(device_index)
         self._current: Workload | None = None
         self._calls = 0
         self._lock: DeviceLock | None = None
         # Looking at the GPU imports torch, and so do the children: all at the same time.
-        self._pool = BuildPool(compile_workers or max(1, (os.cpu_count() or 2) - 1), planner=self._jobs.plan)
+        self._pool = BuildPool(compile_workers or compilers(), planner=self._jobs.plan)
         self._busy: threading.Thread | None = self._in_background(self._child.start)
         try:
             with step("look at the GPU"):
                 self.device: DeviceSpec = present_device(device_index)
-                self._lock = DeviceLock(gpu_uuid(device_index) or f"gpu{device_index}")
+                uuid = gpu_uuid(device_index)
+                self._lock = DeviceLock(uuid or f"gpu{device_index}")
+                # numbers here need not be nvidia-smi's, which knows all GPUs of the machine
+                self._clocks_of = visible or uuid or str(device_index)
             with step("look at the toolchain"):
                 self.toolchain: Toolchain = current_toolchain(TIMER_VERSION)
         except BaseException:

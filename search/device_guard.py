@@ -97,14 +97,17 @@ class DeviceLock:
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Inside, nobody else measures; waits for whoever does."""
-        if self._file is None:
+        file = self._file
+        if file is None:
             yield
             return
-        fcntl.flock(self._file, fcntl.LOCK_EX)
+        fcntl.flock(file, fcntl.LOCK_EX)
         try:
             yield
         finally:
-            fcntl.flock(self._file, fcntl.LOCK_UN)
+            # closed by another thread, it locks nothing any more
+            if self._file == file:
+                fcntl.flock(file, fcntl.LOCK_UN)
 
     def close(self) -> None:
         """Close the file; nothing is locked afterwards."""

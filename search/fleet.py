@@ -103,7 +103,11 @@ class Fleet:
         self._homes: weakref.WeakKeyDictionary[object, str] = weakref.WeakKeyDictionary()
         self._changed = threading.Condition()
         self._closed = threading.Event()
-        self._connect()
+        try:
+            self._connect()
+        except BaseException:
+            self.close()
+            raise
 
     def members(self, slug: str | None = None) -> list[Member]:
         """The devices, of one kind or all; what they hold changes as the fleet works."""
@@ -241,7 +245,6 @@ class Fleet:
         late = [waiting[future] for future in pending]
         if not self._sort_out([member for member in self._members if member not in late]):
             why = "; ".join(f"{member.name}: {member.reason}" for member in self._members) or "it has none"
-            self.close()
             raise DeviceLost(f"no device of the fleet can be reached ({why})")
         for future in pending:
             future.add_done_callback(lambda done: self._join_late(waiting[done]))
@@ -253,8 +256,14 @@ class Fleet:
             # starting is no work
             member.calls, member.busy_s = 0, 0.0
             member.about = about
-        except KernelwrightError as error:
-            member.reason = str(error)
+        except Exception as error:
+            member.reason = str(error) or type(error).__name__
+        self._let_go_if_closed(member)
+
+    def _let_go_if_closed(self, member: Member) -> None:
+        """A device that came up while the fleet was closed is given back by whoever brought it up."""
+        if self._closed.is_set():
+            member.link.close()
 
     def _join_late(self, member: Member) -> None:
         if member.about is None:
@@ -300,7 +309,9 @@ class Fleet:
                 member.link.revive()
                 about = self.ask(member, "describe", timeout_s=self.rules.connect_s)
                 member.probe = self.ask(member, "probe", timeout_s=self.rules.connect_s)
-            except KernelwrightError as error:
+            # whatever it is: nobody may wait for ever for a device that nobody brings back
+            except Exception as error:
+                self._let_go_if_closed(member)
                 member.losses += 1
                 member.reason = str(error)
                 if member.losses >= self.rules.losses:
@@ -308,6 +319,7 @@ class Fleet:
                     return
                 continue
             self._welcome(member, about)
+            self._let_go_if_closed(member)
             return
 
     def _welcome(self, member: Member, about: Description) -> None:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kernelwright.errors import DeviceLost, KernelwrightError, UnknownDevice
+from kernelwright.kernels.cores import compilers
 from kernelwright.search.fleet import Fleet, Rules
 from kernelwright.search.fleet_batch import Builders, Built
 from kernelwright.search.open_runner import open_runner
@@ -113,11 +113,11 @@ def local_fleet(
     # Late, because it brings torch and triton.
     from kernelwright.kernels.build import BuildPool
 
-    pool = BuildPool(compile_workers or max(1, (os.cpu_count() or 2) - 1))
+    pool = BuildPool(compile_workers or compilers())
     builders = PoolBuilders(pool, ENOUGH * len(specs))
     try:
         return Fleet(_gpu_links(specs), rules), builders
-    except KernelwrightError:
+    except BaseException:
         builders.close()
         raise
 
@@ -150,7 +150,8 @@ def _gpu_links(specs: Sequence[str]) -> Mapping[str, LocalLink]:
 def _open_gpu(index: int) -> Runner:
     """A GPU whose measuring process sees no other. It compiles alone only what the fleet's compilers did not."""
     # Late, because it brings torch and triton.
-    from kernelwright.kernels.device import gpu_uuid
+    from kernelwright.kernels.device import gpu_count, gpu_uuid
     from kernelwright.search.child_runner import ChildRunner
 
-    return ChildRunner(index, compile_workers=1, visible=gpu_uuid(index))
+    # the only one is left as it is: a slice of a GPU has a name of another kind, and comes alone
+    return ChildRunner(index, compile_workers=1, visible=gpu_uuid(index) if gpu_count() > 1 else "")

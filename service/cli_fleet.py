@@ -54,16 +54,15 @@ def is_model(operator: str | None) -> bool:
     return operator is not None and operator.partition(":")[0].endswith(".py")
 
 
-def shares_of(model: str | None, workloads: Path | None) -> list[Share]:
-    """The workloads of a model's graphs or of a file; UsageError when there are none."""
+def shares_of(model: str | None, workloads: Path | None, child: ChildProcess) -> list[Share]:
+    """The workloads of a model's graphs, which `child` looks through, or of a file; UsageError when there are none."""
     if model is None:
         assert workloads is not None
         return parse_shares(_read(workloads))
-    with ChildProcess(_COLLECT) as child:
-        try:
-            entries, left_out = child.call(model, _COLLECT_TIMEOUT_S)
-        except ChildRaised as error:
-            raise UsageError(f"{model} cannot be run to collect its workloads: {error}") from error
+    try:
+        entries, left_out = child.call(model, _COLLECT_TIMEOUT_S)
+    except ChildRaised as error:
+        raise UsageError(f"{model} cannot be run to collect its workloads: {error}") from error
     for reason in left_out:
         to_stderr(f"left out {reason}")
     if not entries:
@@ -78,8 +77,11 @@ def tune_many(
     exit code 1."""
     with contextlib.ExitStack() as stack:
         store = stack.enter_context(Store.open(settings.db))
+        collector = stack.enter_context(ChildProcess(_COLLECT))
         # a model is looked through while the devices start; of a file it is told first what is wrong with it
-        collecting = stack.enter_context(ThreadPoolExecutor(1)).submit(shares_of, model, workloads)
+        collecting = stack.enter_context(ThreadPoolExecutor(1)).submit(shares_of, model, workloads, collector)
+        # whatever ends this ends the looking through
+        stack.callback(collector.abandon)
         if model is None:
             collecting.result()
         fleet, builders = stack.enter_context(open_fleet(where, settings))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import sys
 import time
 from collections import Counter
@@ -143,7 +142,10 @@ def _model(operator: str, settings: Settings) -> CostModel:
 @contextlib.contextmanager
 def _pool(device: str, workers: int | None) -> Iterator[BuildPool | None]:
     """Compilers that work ahead on a real GPU; a replay compiles nothing."""
-    workers = max(1, (os.cpu_count() or 2) * 2 // 3) if workers is None else workers
+    # Late, as the rest of what only a real GPU needs.
+    from kernelwright.kernels.cores import usable_cores
+
+    workers = max(1, usable_cores() * 2 // 3) if workers is None else workers
     if device.startswith("replay") or not workers:
         yield None
         return

@@ -6,6 +6,7 @@ import dataclasses
 import os
 import random
 import re
+import sys
 import types
 from pathlib import Path
 from typing import Any
@@ -136,8 +137,18 @@ def test_a_launcher_of_its_own_is_compiled_with_its_kernel(monkeypatch: pytest.M
         triton_adapter._compile_launcher(kernel)
         assert made[-1] == (made[0][0], made[0][1]) and len(made) == 1
     monkeypatch.delattr(nvidia, "make_launcher")
-    triton_adapter._compile_launcher(compiled())
+    kernel = compiled()
+    kernel.metadata.target.backend = "cuda"
+    triton_adapter._compile_launcher(kernel)
     assert len(made) == 1
+
+
+def test_a_triton_without_nvidias_part_compiles_for_amd(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("triton.backends.nvidia", "triton.backends.nvidia.driver"):
+        monkeypatch.setitem(sys.modules, name, None)
+    kernel = compiled()
+    kernel.metadata.target.backend = "hip"
+    triton_adapter._compile_launcher(kernel)
 
 
 def test_toolchain_names_what_is_installed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 import time
@@ -230,3 +231,39 @@ def test_closing_ends_a_warm_up_that_waits(planted: ChildRunner) -> None:
 def test_closing_twice_is_harmless(planted: ChildRunner) -> None:
     planted.close()
     planted.close()
+
+
+@pytest.mark.parametrize("what", ["measure", "finals"])
+def test_closing_ends_a_trial_of_another_thread(planted: ChildRunner, what: str) -> None:
+    """As a fleet does with a run that is late; the trial fails like any other that lost its process."""
+    hang = next(schedule for schedule in members() if schedule.knobs["fault"] == "hang")
+    found: list[Any] = []
+
+    def work() -> None:
+        try:
+            if what == "finals":
+                found.extend(planted.finals(WORKLOAD, [hang]).measurements)
+            else:
+                found.extend(planted.measure(WORKLOAD, [hang]))
+        except BaseException as error:
+            found.append(error)
+
+    planted.warm_up()
+    thread = threading.Thread(target=work)
+    thread.start()
+    while planted._calls == 0:
+        time.sleep(0.01)
+    time.sleep(0.3)
+    planted.close()
+    thread.join(5.0)
+    assert not thread.is_alive()
+    assert [(schedule, measurement.status) for schedule, measurement in found] == [(hang, Status.CRASHED)]
+
+
+def test_clocks_are_those_of_the_gpu_that_is_measured(planted: ChildRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA_VISIBLE_DEVICES numbers GPUs anew; nvidia-smi does not look at it."""
+    for uuid, visible, expected in (("GPU-b", "", "GPU-b"), ("", "", "1"), ("GPU-b", "GPU-b", "GPU-b")):
+        monkeypatch.setattr(child_runner, "gpu_uuid", lambda index, uuid=uuid: uuid)
+        jobs = Jobs("kw_planted:plan_in_compiler", "kw_planted:start_fake")
+        with contextlib.closing(ChildRunner(1, compile_workers=1, jobs=jobs, visible=visible)) as runner:
+            assert runner._clocks_of == expected

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import time
 from pathlib import Path
@@ -89,3 +90,15 @@ def test_the_measuring_process_runs_the_probe(monkeypatch: pytest.MonkeyPatch) -
     worker = _Worker(0)
     worker._timer = None  # type: ignore[assignment]
     assert worker.do(ProbeJob()) == Reply((), probe_us=(500.0, 300.0))
+
+
+@pytest.mark.parametrize("again", [True, False])
+def test_a_lock_closed_while_it_is_held_is_free_and_harms_nobody(tmp_path: Path, again: bool) -> None:
+    lock = DeviceLock("GPU-1", tmp_path)
+    with lock.held():
+        lock.close()
+        # may get the number that the lock's file had
+        with DeviceLock("GPU-1", tmp_path).held() if again else contextlib.nullcontext():
+            pass
+    with DeviceLock("GPU-1", tmp_path).held():
+        pass

@@ -22,6 +22,7 @@ from kernelwright.search.local_fleet import local_fleet
 from kernelwright.service.campaign import CampaignRun, Plan
 from kernelwright.service.workload_args import WorkloadArgs
 from kernelwright.types import DeviceSpec, Workload
+from tests.kernels.test_child_process import TARGETS
 from tests.service.command_line import CommandLine
 from tests.service.conftest import synthetic_trials
 
@@ -247,3 +248,15 @@ def test_a_lost_fleet_ends_the_run_and_keeps_the_trials(store: Store, fleet: Any
     run.start()
     with pytest.raises(Exception, match="no h100 is left to measure on"):
         run.wait(60)
+
+
+def test_what_is_wrong_with_the_devices_is_told_while_a_model_is_looked_through(
+    cli: CommandLine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(TARGETS)
+    monkeypatch.setattr("kernelwright.service.cli_fleet._COLLECT", "kw_child_target:hang_on")
+    for device in (["--device", "replay:b200"], ["--device", "cuda,replay:h100"], ["--runner", "slurm"]):
+        began = time.monotonic()
+        code, _, err = cli.run("tune", "model.py", *device)
+        assert (code, "collect" in err) == (2, False) and err
+        assert time.monotonic() - began < 20

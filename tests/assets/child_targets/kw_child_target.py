@@ -120,3 +120,8 @@ class Counter:
 
 def broken_init():
     raise RuntimeError("no GPU today")
+
+
+def hang_on(job):
+    """Never done with any job."""
+    time.sleep(600)
