@@ -129,8 +129,10 @@ def _count(graph: Graph, found: Counter[Workload], left_out: list[str]) -> None:
     """Count what the pass would replace if every kernel of ours were faster, on a copy of the graph."""
     report = Report()
     judge = Replace(_ours, devices=DEVICES, report=report)
-    found.update(judge.wider_workloads(copied(graph)))
-    judge(copied(graph))
+    simple = copied(graph)
+    judge.simplify(simple)
+    found.update(judge.wider_workloads(simple))
+    judge(simple)
     for decision in report.decisions:
         if decision.replaced and decision.workload is not None:
             found[decision.workload] += 1

@@ -59,12 +59,19 @@ class Times(Protocol):
         ...
 
 
-def start(device_index: int, l2_bytes: int) -> Callable[[PieceJob], PieceReply]:
-    """Called once in the process: takes the GPU and returns the function that does the jobs."""
+def start(device_index: int, l2_bytes: int) -> Callable[[PieceJob | None], PieceReply | None]:
+    """Called once in the process: takes the GPU and returns the function that does the jobs; None warms it up."""
     triton_adapter.settle_compiler()
     torch.cuda.set_device(device_index)
     timer = Timer(l2_bytes)
-    return lambda job: measure(job, timer, f"cuda:{device_index}")
+    device = f"cuda:{device_index}"
+    return lambda job: warm_up(device) if job is None else measure(job, timer, device)
+
+
+def warm_up(device: str) -> None:
+    """Compile something small, so that Inductor and its own processes are there when the first piece comes."""
+    small = torch.fx.symbolic_trace(lambda x: (torch.relu(x) + 1,))
+    _ready(small, [torch.zeros(16, 16, device=device)], AS_IN_GRAPHS)
 
 
 def measure(job: PieceJob, timer: Times, device: str) -> PieceReply:

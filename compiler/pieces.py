@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -172,16 +173,38 @@ class Meter:
         self.toolchain: Toolchain = current_toolchain(TIMER_VERSION)
         self._child = ChildProcess(_START, init={"device_index": device_index, "l2_bytes": self.device.l2_bytes})
         self._lock = DeviceLock(gpu_uuid(device_index) or f"gpu{device_index}")
+        self._warming: threading.Thread | None = None
+
+    def warm_up(self) -> None:
+        """Let the process start and Inductor with it, while the caller does something else."""
+        self._warming = threading.Thread(target=self._warm_up, name="kernelwright-warm-up", daemon=True)
+        self._warming.start()
+
+    def _warm_up(self) -> None:
+        try:
+            self._child.call(None, PIECE_TIMEOUT_S)
+        except KernelwrightError as error:
+            # the first piece meets it again
+            _log.info("pieces begin cold: %s", error)
 
     def __call__(self, wanted: WantedPiece, timeout_s: float) -> PieceReply:
         """The times of a piece; ChildDied or ChildTimeout where the process did not live through it, KernelwrightError
         where it could not be timed."""
+        end = time.monotonic() + timeout_s
+        if self._warming is not None:
+            self._warming.join(timeout_s)
+            if self._warming.is_alive():
+                raise ChildTimeout(timeout_s, "")
         with self._lock.held():
-            reply: PieceReply = self._child.call(PieceJob(wanted.piece.text, wanted.options), timeout_s)
+            left = max(0.0, end - time.monotonic())
+            reply: PieceReply = self._child.call(PieceJob(wanted.piece.text, wanted.options), left)
             return reply
 
     def close(self) -> None:
         """End the process."""
+        self._child.abandon()
+        if self._warming is not None:
+            self._warming.join()
         self._child.close()
         self._lock.close()
 

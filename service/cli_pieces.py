@@ -7,7 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-from kernelwright.kernels.child_process import ChildError, ChildProcess
+from kernelwright.errors import KernelwrightError
+from kernelwright.kernels.child_process import ChildProcess
 from kernelwright.service.campaign import Plan
 from kernelwright.service.cli_fleet import Where, tune_many
 from kernelwright.service.cli_output import to_stderr
@@ -17,7 +18,7 @@ from kernelwright.service.settings import Settings
 SHARE = 0.2
 """Share of the seconds of a tuning that is kept for pieces."""
 
-_TIME = "kernelwright.compiler.piece_file:time_file"
+_TIME = "kernelwright.compiler.piece_file:begin"
 _GRACE_S = 60.0
 
 LEAST_S = 15.0
@@ -60,15 +61,30 @@ def time_pieces(model: str, settings: Settings, where: Where, began: float, seco
     if left is not None and left < LEAST_S:
         to_stderr(f"pieces of {model} were not timed: no time is left; give more --seconds")
         return
+    end = None if left is None else time.monotonic() + left + _GRACE_S
     job = {"target": model, "db": settings.db, "device_index": index, "seconds": left}
-    with ChildProcess(_TIME) as child:
+    with ChildProcess(_TIME, init=job) as child:
         try:
-            pieces: list[dict[str, Any]] = child.call(job, None if left is None else left + _GRACE_S)
-        except ChildError as error:
-            to_stderr(f"pieces of {model} were not timed: {error}")
-            return
-    for piece in pieces:
-        to_stderr(line_of(piece))
+            _tell(child, model, end)
+        except KernelwrightError as error:
+            to_stderr(f"pieces of {model} were not timed any further: {error}")
+
+
+def _tell(child: ChildProcess, model: str, end: float | None) -> None:
+    """Tell every piece as soon as it is timed, and stored."""
+    missing, timed = 0, 0
+    while True:
+        piece: dict[str, Any] | None = child.call(None, None if end is None else max(0.0, end - time.monotonic()))
+        if piece is None:
+            break
+        if "missing" in piece:
+            missing = piece["missing"]
+            to_stderr(f"{missing} pieces of {model} are timed as a whole")
+        else:
+            timed += 1
+            to_stderr(line_of(piece))
+    if timed < missing:
+        to_stderr(f"{missing - timed} pieces of {model} were not timed; tune again, with more --seconds, to time them")
 
 
 def line_of(piece: dict[str, Any]) -> str:

@@ -76,8 +76,7 @@ class Replace(CustomGraphPass):
     def __call__(self, graph: Graph) -> None:
         """Replace what is faster; an error of ours leaves the rest of the graph as it is, and is logged."""
         try:
-            drop_copies(graph)
-            simplify_masks(graph, self._devices)
+            self.simplify(graph)
             self._prepare(graph)
             self._in_place.look(lambda: self._places(graph), lambda: self.pieces(graph))
             self._merge(graph)
@@ -89,6 +88,11 @@ class Replace(CustomGraphPass):
         except Exception as error:
             self._report.warnings.append(str(error))
             _log.warning("products are left to Inductor: %s", error, exc_info=True)
+
+    def simplify(self, graph: Graph) -> None:
+        """What is done to a graph before anything is looked for in it."""
+        drop_copies(graph)
+        simplify_masks(graph, self._devices)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Replace:
         """Itself: a copy that Inductor makes of its settings reports to the same place."""
@@ -115,7 +119,7 @@ class Replace(CustomGraphPass):
                     yield name, *_workloads(forms)
 
     def pieces(self, graph: Graph) -> list[WantedPiece]:
-        """The pieces of a graph whose times would decide whether a kernel of ours belongs there."""
+        """The pieces of a simplified graph whose times would decide whether a kernel of ours belongs there."""
         places = (
             (node, (one for _, forms in finder.places(node) for one in self._promising(forms)))
             for finder in FINDERS

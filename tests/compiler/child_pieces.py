@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kernelwright.compiler.piece_job import PieceJob, PieceReply, measure
+from kernelwright.compiler.piece_job import PieceJob, PieceReply, measure, warm_up
 from kernelwright.search.timing import Effort
 
 
@@ -21,3 +22,11 @@ class Clock:
 
 def start(theirs_us: float) -> Callable[[PieceJob], PieceReply]:
     return lambda job: measure(job, Clock(theirs_us), "cpu")
+
+
+def start_meter(device_index: int, l2_bytes: int) -> Callable[[PieceJob | None], PieceReply | None]:
+    return lambda job: warm_up("cpu") if job is None else measure(job, Clock(2.0), "cpu")
+
+
+def start_hanging(device_index: int, l2_bytes: int) -> Callable[[PieceJob | None], None]:
+    return lambda job: time.sleep(600)

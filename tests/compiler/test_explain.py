@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import json
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from kernelwright.compiler.backend import Options
+from kernelwright.compiler.backend import Options, known_answers
+from kernelwright.compiler.collect import load_model
 from kernelwright.compiler.explain import explain, explain_file
 from kernelwright.compiler.piece_file import wanted_of
+from kernelwright.compiler.pieces import KnownPieces, WantedPiece
 from kernelwright.db.store import Store
 from kernelwright.kernels.matmul.workload import matmul_workload
 from kernelwright.kernels.triton_adapter import current_toolchain
@@ -97,3 +99,41 @@ def test_times_of_whole_pieces_decide(target: str, db: str) -> None:
     first, second = explain_file({"target": target, "device": "h100", "db": db, "url": None})["products"]
     assert (first["replaced"], first["ours_us"], first["vendor_us"], second["replaced"]) == (False, 45.0, 40.0, False)
     assert first["reason"] == "measured in place (addmm): no faster than Inductor's own"
+
+
+RESIDUAL = """
+import torch
+import torch.nn.functional as functional
+
+class Block(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inside = torch.nn.Linear(64, 64, dtype=torch.float16)
+
+    def forward(self, x):
+        mask = torch.ones(16, 16, dtype=torch.bool).tril()
+        x = x + functional.dropout(self.inside(x), 0.1, self.training).clone()
+        heads = x.view(1, 1, 16, 64)
+        return functional.scaled_dot_product_attention(heads, heads, heads, attn_mask=mask)
+
+model = Block().eval().requires_grad_(False)
+inputs = torch.zeros(16, 64, dtype=torch.float16)
+"""
+
+
+def test_pieces_of_a_model_are_those_that_a_compile_asks_for(tmp_path: Path, record_of: Maker) -> None:
+    file, url = tmp_path / "block.py", f"sqlite:///{tmp_path / 'records.db'}"
+    file.write_text(RESIDUAL, encoding="utf-8")
+    with Store.open(url) as store:
+        for epilogue in (("bias",), ("bias", "residual")):
+            store.put_winner(record_of(matmul_workload(16, 64, 64, "fp16", epilogue=epilogue)))
+    options = Options(db=url, device="h100")
+    asked: dict[str, set[str]] = {}
+
+    class Asked(KnownPieces):
+        def measure(self, wanted: Callable[[], Sequence[WantedPiece]]) -> None:
+            asked.update({one.piece.key: set(one.options) for one in wanted()})
+
+    explain(*load_model(str(file)), known_answers(options), ("measured",), Asked([]))
+    wanted = {one.piece.key: set(one.options) for one in wanted_of(str(file), options)}
+    assert wanted == asked and [len(keys) for keys in asked.values()] == [2]

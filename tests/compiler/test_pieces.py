@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as functional
 
+from kernelwright.compiler import pieces
 from kernelwright.compiler.passes.forms import Option
 from kernelwright.compiler.piece_job import PieceJob, PieceReply
 from kernelwright.compiler.pieces import PIECE_TIMEOUT_S, AgreedPieces, KnownPieces, MissingTimed, WantedPiece, timed
@@ -234,6 +236,26 @@ def test_pieces_are_timed_in_a_process_of_their_own(forced: Any, store: Store, m
     (known,) = store.pieces(H100.key, TOOLCHAIN.key)
     assert known.theirs_us == 2.0 and set(known.ours_us.values()) == {1.0} and not known.failures
     assert len(forced.epilogues()) == 1
+
+
+@pytest.mark.parametrize("hangs", [False, True])
+def test_process_warms_up_beside_its_caller(forced: Any, monkeypatch: pytest.MonkeyPatch, hangs: bool) -> None:
+    monkeypatch.syspath_prepend(Path(__file__).parent)
+    monkeypatch.setattr(pieces, "_START", f"child_pieces:{'start_hanging' if hangs else 'start_meter'}")
+    monkeypatch.setattr(pieces, "present_device", lambda index: H100)
+    monkeypatch.setattr(pieces, "gpu_uuid", lambda index: "a GPU for tests")
+    asked: list[WantedPiece] = []
+    run(forced, MissingTimed(lambda: KnownPieces([]), asked.extend))
+    meter, began = pieces.Meter(), time.monotonic()
+    meter.warm_up()
+    warming = time.monotonic() - began
+    if hangs:
+        with pytest.raises(ChildTimeout):
+            meter(asked[0], 0.5)
+    else:
+        assert meter(asked[0], 120.0).theirs_us == 2.0
+    meter.close()
+    assert warming < 1.0 and time.monotonic() - began < (20.0 if hangs else 150.0)
 
 
 def test_state_follows_what_is_known() -> None:

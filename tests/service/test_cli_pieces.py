@@ -7,6 +7,7 @@ from typing import Any, ClassVar
 
 import pytest
 
+from kernelwright.errors import UsageError
 from kernelwright.kernels.child_process import ChildDied
 from kernelwright.service import cli_pieces
 from kernelwright.service.cli_fleet import Where
@@ -19,9 +20,11 @@ class Child:
     """Stands in for the process that times."""
 
     jobs: ClassVar[list[tuple[dict[str, Any], float | None]]] = []
+    replies: ClassVar[list[Any]] = []
 
-    def __init__(self, target: str) -> None:
-        assert target == "kernelwright.compiler.piece_file:time_file"
+    def __init__(self, target: str, init: dict[str, Any]) -> None:
+        assert target == "kernelwright.compiler.piece_file:begin"
+        self._job, self._left = init, list(self.replies)
 
     def __enter__(self) -> Child:
         return self
@@ -29,14 +32,18 @@ class Child:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def call(self, job: dict[str, Any], timeout_s: float | None) -> list[dict[str, Any]]:
-        self.jobs.append((job, timeout_s))
-        return [PIECE]
+    def call(self, payload: None, timeout_s: float | None) -> Any:
+        if len(self._left) == len(self.replies):
+            self.jobs.append((self._job, timeout_s))
+        reply = self._left.pop(0)
+        if isinstance(reply, Exception):
+            raise reply
+        return reply
 
 
 @pytest.fixture
 def child(monkeypatch: pytest.MonkeyPatch) -> type[Child]:
-    Child.jobs = []
+    Child.jobs, Child.replies = [], [{"missing": 1}, PIECE, None]
     monkeypatch.setattr(cli_pieces, "ChildProcess", Child)
     return Child
 
@@ -63,23 +70,31 @@ def test_only_a_gpu_of_this_machine_times_pieces(
         [] if index is None else [("model.py", index, None)]
     )
     told = capsys.readouterr().err
-    assert told == ("" if index is None else "mm+relu: ours 8.00 us, Inductor 10.00 us, 3 calls: ours\n")
+    first, line = (
+        "1 pieces of model.py are timed as a whole\n",
+        "mm+relu: ours 8.00 us, Inductor 10.00 us, 3 calls: ours\n",
+    )
+    assert told == ("" if index is None else first + line)
 
 
 def test_pieces_get_what_is_left(child: type[Child], capsys: pytest.CaptureFixture[str]) -> None:
     for spent in (70.0, 95.0, 200.0):
         cli_pieces.time_pieces("model.py", load_settings(), Where("cuda"), time.monotonic() - spent, 100.0)
     ((job, timeout_s),) = child.jobs
-    assert 29.0 <= job["seconds"] <= 30.0 and timeout_s == job["seconds"] + cli_pieces._GRACE_S
+    assert 29.0 <= job["seconds"] <= 30.0 and timeout_s == pytest.approx(job["seconds"] + cli_pieces._GRACE_S, abs=1.0)
     assert capsys.readouterr().err.count("no time is left") == 2
 
 
-def test_failure_is_told_and_harmless(
-    child: type[Child], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(self: Child, job: Any, timeout_s: float | None) -> Any:
-        raise ChildDied(-9, "")
-
-    monkeypatch.setattr(child, "call", fail)
+@pytest.mark.parametrize("error", [ChildDied(-9, ""), UsageError("planted")])
+def test_failure_is_told_and_harmless(child: type[Child], error: Exception, capsys: pytest.CaptureFixture[str]) -> None:
+    """What was timed before it has been told already."""
+    child.replies = [{"missing": 3}, PIECE, error]
     cli_pieces.time_pieces("model.py", load_settings(), Where("cuda"), time.monotonic(), None)
-    assert "were not timed" in capsys.readouterr().err
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[1] == cli_pieces.line_of(PIECE) and "were not timed any further" in lines[2]
+
+
+def test_what_the_budget_left_out_is_told(child: type[Child], capsys: pytest.CaptureFixture[str]) -> None:
+    child.replies = [{"missing": 3}, PIECE, None]
+    cli_pieces.time_pieces("model.py", load_settings(), Where("cuda"), time.monotonic(), None)
+    assert "2 pieces of model.py were not timed; tune again" in capsys.readouterr().err
