@@ -9,6 +9,7 @@ import contextlib
 import dataclasses
 import importlib
 import queue
+import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -74,8 +75,9 @@ def build(workload: Workload, schedule: Schedule, device: DeviceSpec) -> BuildRe
 class BuildPool:
     """Child processes that compile in parallel. A child that dies or takes too long is replaced.
 
-    They start in the background. Importing torch and triton takes each some seconds, many times that when all do it at
-    once: so one process imports them, and the others are its forks.
+    They start in the background; those for which the machine has no room (processes, open files) are left out.
+    Importing torch and triton takes each some seconds, many times that when all do it at once: so one process imports
+    them, and the others are its forks.
 
     workers: how many. timeout_s: the most that one schedule may take. planner: for tests; what makes the launches.
     """
@@ -94,6 +96,8 @@ class BuildPool:
         self._children = [ChildProcess(target, init={}, env=_CHILD_ENV, nursery=self._nursery) for _ in range(workers)]
         # the one that was used last comes first: it is sure to be up
         self._idle: queue.LifoQueue[ChildProcess] = queue.LifoQueue()
+        self._left_out: list[ChildProcess] = []
+        self._leaving = threading.Lock()
         self._threads = ThreadPoolExecutor(workers, "kernelwright-build")
         self._starters = ThreadPoolExecutor(workers, "kernelwright-start")
         self._starting = [self._starters.submit(self._begin, child) for child in self._children]
@@ -181,8 +185,21 @@ class BuildPool:
     def _begin(self, child: ChildProcess) -> None:
         # why a child does not start, whatever it is, is told by the first job that it gets
         with contextlib.suppress(Exception):
-            child.start()
+            try:
+                child.start()
+            except ChildDied as error:
+                if error.exit_code is None and self._can_do_without(child):
+                    return
+                raise
         self._idle.put(child)
+
+    def _can_do_without(self, child: ChildProcess) -> bool:
+        """Whether others remain when a child is left out for which the machine has no room: no schedule is to blame."""
+        with self._leaving:
+            if len(self._children) == len(self._left_out) + 1:
+                return False
+            self._left_out.append(child)
+        return True
 
     def _run(self, job: BuildJob) -> BuildReport:
         with step("wait for a compiler"):

@@ -139,10 +139,11 @@ class ChildRunner:
         """End the child processes; closing twice is harmless."""
         self._pool.close()
         self._child.abandon()
+        if self._lock is not None:
+            # whoever waits for another process's trial goes on, and finds the child gone
+            self._lock.close()
         self._wait_for_child()
         self._child.close()
-        if self._lock is not None:
-            self._lock.close()
 
     def measure_built(self, workload: Workload, schedule: Schedule, built: BuildReport) -> Measurement:
         """The measurement of a schedule that was compiled by somebody else into Triton's cache of this machine."""

@@ -5,13 +5,17 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import fcntl
+import logging
 import os
 import re
 import statistics
 import subprocess
 import tempfile
+import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+
+logger = logging.getLogger(__name__)
 
 SLOWDOWNS: Mapping[int, str] = {
     0x8: "hardware slowdown",
@@ -25,6 +29,8 @@ PROBE_BAND = 0.05
 """A machine whose probe differs from its kind's median by more than this share is not like its kind."""
 
 _QUERY_TIMEOUT_S = 10.0
+_TOLD_S = 30.0
+"""So long a wait for another process is told."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,21 +93,25 @@ class DeviceLock:
     """Lets one process of this machine measure on a GPU at a time, whoever started it: they take turns, trial by trial.
 
     name: what identifies the GPU on this machine, such as its UUID. folder: for tests; by default one that all users of
-    the machine share. Where no such file can be opened nothing is locked.
+    the machine share. Where no such file can be opened nothing is locked. One thread at a time, save `close`.
     """
 
     def __init__(self, name: str, folder: Path | None = None) -> None:
         folder = folder or Path(tempfile.gettempdir()) / "kernelwright-devices"
         self._file = _open_shared(folder / f"{re.sub(r'[^A-Za-z0-9.-]', '_', name)}.lock")
+        self._waits: set[threading.Event] = set()
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Inside, nobody else measures; waits for whoever does."""
+        """Inside, nobody else measures; waits for whoever does, or until this lock is closed."""
         file = self._file
         if file is None:
             yield
             return
-        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._wait_for(file)
         try:
             yield
         finally:
@@ -110,10 +120,41 @@ class DeviceLock:
                 fcntl.flock(file, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Close the file; nothing is locked afterwards."""
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
+        """Close the file, from any thread; nothing is locked afterwards, and whoever waits goes on."""
+        file, self._file = self._file, None
+        if file is not None:
+            os.close(file)
+        for wait in tuple(self._waits):
+            wait.set()
+
+    def _wait_for(self, file: int) -> None:
+        """Wait in a thread of its own, since nothing ends the kernel's wait: the other process may be stopped."""
+        turn, left, guard = threading.Event(), threading.Event(), threading.Lock()
+        # the same lock, and a number that nobody else gets when the file is closed
+        own = os.dup(file)
+
+        def take() -> None:
+            fcntl.flock(own, fcntl.LOCK_EX)
+            with guard:
+                if left.is_set():
+                    fcntl.flock(own, fcntl.LOCK_UN)
+                turn.set()
+            os.close(own)
+
+        self._waits.add(turn)
+        try:
+            threading.Thread(target=take, name="kernelwright-turn", daemon=True).start()
+            if self._file == file and not turn.wait(_TOLD_S):
+                logger.warning("another process measures on this GPU; waiting for it")
+                turn.wait()
+        except BaseException:
+            with guard:
+                left.set()
+                if turn.is_set() and self._file == file:
+                    fcntl.flock(file, fcntl.LOCK_UN)
+            raise
+        finally:
+            self._waits.discard(turn)
 
 
 def _open_shared(path: Path) -> int | None:

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -16,6 +17,7 @@ from kernelwright.kernels import build as build_module
 from kernelwright.kernels import get_operator, triton_adapter
 from kernelwright.kernels.build import BuildJob, BuildPool, BuildReport, build
 from kernelwright.kernels.built import is_built
+from kernelwright.kernels.child_process import ChildDied, ChildProcess
 from kernelwright.kernels.device import named_device
 from kernelwright.kernels.matmul.workload import matmul_workload
 from kernelwright.types import FrozenMap, Schedule, Workload
@@ -193,3 +195,29 @@ def test_without_triton_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(triton_adapter.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(MissingDependency, match=r"needs torch and triton.*kernelwright\[torch\]"):
         BuildPool(1)
+
+
+@pytest.mark.parametrize("room", [0, 2, 4])
+def test_children_for_which_there_is_no_room_are_left_out(room: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No schedule is to blame for them; without any, each build tells why."""
+    up: list[Any] = []
+
+    class Crowded(ChildProcess):
+        def start(self) -> Any:
+            with lock:
+                if self not in up and len(up) == room:
+                    raise ChildDied(None, "no more processes")
+                up.append(self)
+
+        def call(self, payload: Any, timeout_s: float | None = None) -> Any:
+            self.start()
+            return BuildReport(1, 0, 0, 0.0, {})
+
+    lock = threading.Lock()
+    monkeypatch.setattr(build_module, "ChildProcess", Crowded)
+    with BuildPool(4) as pool:
+        assert pool.wait_until_up(10)
+        for _ in range(3):
+            found = [outcome for _, outcome in pool.build_all(ANY_WORKLOAD, [fault("a"), fault("b"), fault("c")], H100)]
+            assert all(isinstance(one, BuildFailed if not room else BuildReport) for one in found)
+            assert all("no more processes" in str(one) for one in found if not room)

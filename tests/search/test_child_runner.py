@@ -20,6 +20,7 @@ from kernelwright.kernels.matmul.operator import TEMPLATES
 from kernelwright.kernels.matmul.workload import matmul_workload
 from kernelwright.search import Budget, Session, child_runner
 from kernelwright.search.child_runner import ChildRunner, Jobs
+from kernelwright.search.device_guard import DeviceLock
 from kernelwright.search.exhaustive_search import ExhaustiveSearch
 from kernelwright.search.measure_job import LoadJob, TrialJob
 from kernelwright.types import DeviceSpec, Measurement, Schedule, Status
@@ -267,3 +268,19 @@ def test_clocks_are_those_of_the_gpu_that_is_measured(planted: ChildRunner, monk
         jobs = Jobs("kw_planted:plan_in_compiler", "kw_planted:start_fake")
         with contextlib.closing(ChildRunner(1, compile_workers=1, jobs=jobs, visible=visible)) as runner:
             assert runner._clocks_of == expected
+
+
+def test_closing_does_not_wait_for_another_process_on_the_gpu(planted: ChildRunner, tmp_path: Path) -> None:
+    fine, found = next(schedule for schedule in members() if schedule.knobs["fault"] == "none"), []
+    planted.warm_up()
+    planted._lock = DeviceLock("GPU-1", tmp_path)
+    with DeviceLock("GPU-1", tmp_path).held():
+        thread = threading.Thread(target=lambda: found.extend(planted.finals(WORKLOAD, [fine]).measurements))
+        thread.start()
+        thread.join(0.5)
+        assert thread.is_alive()
+        begin = time.monotonic()
+        planted.close()
+        thread.join(5.0)
+        assert not thread.is_alive() and time.monotonic() - begin < 5.0
+    assert [measurement.status for _, measurement in found] == [Status.CRASHED]

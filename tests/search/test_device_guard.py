@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import signal
+import subprocess
+import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -102,3 +106,57 @@ def test_a_lock_closed_while_it_is_held_is_free_and_harms_nobody(tmp_path: Path,
             pass
     with DeviceLock("GPU-1", tmp_path).held():
         pass
+
+
+@pytest.mark.parametrize("end", ["close", "interrupt", "turn"])
+def test_a_wait_for_a_process_that_is_stopped_can_be_ended(tmp_path: Path, end: str, monkeypatch: Any) -> None:
+    """Someone pressed Ctrl-Z during a trial."""
+    monkeypatch.setattr(device_guard, "_TOLD_S", 0.05)
+    words = (
+        "import sys; from pathlib import Path; from kernelwright.search.device_guard import DeviceLock\n"
+        "with DeviceLock('GPU-1', Path(sys.argv[1])).held(): print('held', flush=True); sys.stdin.read()"
+    )
+    pipe = subprocess.PIPE
+    with subprocess.Popen([sys.executable, "-c", words, str(tmp_path)], stdin=pipe, stdout=pipe) as other:
+        assert other.stdout is not None and other.stdout.readline() == b"held\n"
+        other.send_signal(signal.SIGSTOP)
+        lock, inside = DeviceLock("GPU-1", tmp_path), threading.Event()
+        if end == "interrupt":
+            monkeypatch.setattr(device_guard.logger, "warning", interrupt)
+            with pytest.raises(KeyboardInterrupt), lock.held():
+                pass
+        else:
+            thread = threading.Thread(target=enter, args=(lock, inside))
+            thread.start()
+            assert not inside.wait(0.3)
+            if end == "close":
+                lock.close()
+                assert inside.wait(5)
+                thread.join(5)
+        other.send_signal(signal.SIGCONT)
+        other.communicate(b"")
+    if end == "turn":
+        assert inside.wait(5)
+        thread.join(5)
+    with DeviceLock("GPU-1", tmp_path).held():
+        pass
+    wait_until(lambda: not any(thread.name == "kernelwright-turn" for thread in threading.enumerate()))
+    with DeviceLock("GPU-1", tmp_path).held():
+        pass
+    lock.close()
+
+
+def enter(lock: DeviceLock, inside: threading.Event) -> None:
+    with lock.held():
+        inside.set()
+
+
+def interrupt(*words: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def wait_until(condition: Any) -> None:
+    end = time.monotonic() + 5
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
