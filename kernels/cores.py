@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import os
+import resource
 from pathlib import Path
+
+FILES = 5
+"""Open files that a child process takes: three pipes, what it prints to, its exit code."""
 
 _QUOTA = Path("/sys/fs/cgroup/cpu.max")
 
@@ -18,8 +22,11 @@ def usable_cores() -> int:
 
 
 def compilers() -> int:
-    """Compilers to start where nobody says how many: a core is left to whoever measures."""
-    return max(1, usable_cores() - 1)
+    """Compilers to start where nobody says how many: a core is left to whoever measures, and half of the files that may
+    be open to everything else."""
+    files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    most = usable_cores() if files == resource.RLIM_INFINITY else files // (2 * FILES)
+    return max(1, min(usable_cores() - 1, most))
 
 
 def _quota() -> int | None:
