@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import logging
-import os
 import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
@@ -16,6 +15,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from kernelwright.kernels import get_operator
 from kernelwright.kernels.build import BUILD_TIMEOUT_S, BuildPool
 from kernelwright.kernels.built import is_built
+from kernelwright.kernels.cores import compilers
 from kernelwright.kernels.operator import Launch
 from kernelwright.search.answer import Answer
 from kernelwright.types import DeviceSpec, Schedule, Workload
@@ -48,7 +48,7 @@ def build_ahead(answers: Sequence[Answer]) -> int:
         new = {key: job for key, job in jobs.items() if key not in _pending and not is_built(*job)}
         if len(new) < FEWEST:
             return 0
-        workers = min(len(new), MOST_CHILDREN, max(1, (os.cpu_count() or 2) - 1))
+        workers = min(len(new), MOST_CHILDREN, compilers())
         pool, threads = BuildPool(workers), ThreadPoolExecutor(workers, "kernelwright-ahead")
         futures = {key: threads.submit(_build, pool, *job) for key, job in new.items()}
         _pending.update(futures)

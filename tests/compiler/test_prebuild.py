@@ -54,7 +54,7 @@ class FakePool:
 def pools(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[FakePool]]:
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(prebuild, "BuildPool", FakePool)
-    monkeypatch.setattr(prebuild.os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(prebuild, "compilers", lambda: 2)
     FakePool.made = []
     yield FakePool.made
     for pool in FakePool.made:
