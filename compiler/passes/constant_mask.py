@@ -21,6 +21,9 @@ from kernelwright.compiler.passes.candidate import is_known, value_of
 
 _log = logging.getLogger(__name__)
 
+NAMESPACES = ("aten", "prims")
+"""Operators of torch's own; others may read more than their arguments, or wait for other processes."""
+
 MOST_STEPS = 200
 """Steps that a mask is computed in at most, to be looked at."""
 
@@ -109,7 +112,7 @@ def _is_plain(node: Node) -> bool:
         return _constant(node) is not None
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload) or not is_known(node):
         return False
-    if not is_small(value_of(node)):
+    if node.target.namespace not in NAMESPACES or not is_small(value_of(node)):
         return False
     tags, schema = node.target.tags, node.target._schema
     return torch.Tag.nondeterministic_seeded not in tags and not schema.is_mutable and not _is_empty(node)

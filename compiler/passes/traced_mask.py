@@ -7,8 +7,11 @@ becomes of them.
 
 from __future__ import annotations
 
+import inspect
 import logging
 import operator
+import re
+from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -32,6 +35,11 @@ where xor zeros zeros_like
 _STEPS = frozenset(_NAMES.split())
 """Functions and methods that give the same each time and change nothing."""
 
+_DEVICE = re.compile(r"[a-z]+(:\d+)?")
+
+_MODULES = (None, "torch", "torch.functional", "_operator", "torch._C", "torch._tensor")
+"""Where such functions come from; others of the same names may do anything."""
+
 _WRITERS = frozenset({"setitem", "delitem", "iand", "ior", *(f"i{name}" for name in dir(operator))} & {*dir(operator)})
 """Python's own functions that write into what they are given: setitem, iadd, imul and so on."""
 
@@ -39,10 +47,10 @@ _WRITERS = frozenset({"setitem", "delitem", "iand", "ior", *(f"i{name}" for name
 def simplify_traced_masks(module: GraphModule) -> int:
     """Do this to every attention of a graph of torch's functions; how many were changed."""
     changed = 0
+    known: dict[Node, bool | None] = {}
     for node in [node for node in module.graph.nodes if node.target is ATTENTION]:
         try:
-            with _disable_current_modes(), torch.no_grad():
-                changed += _simplified(node)
+            changed += _simplified(node, known)
         except Exception as error:
             _log.info("a mask is left as it is: %s", error)
     if changed:
@@ -50,19 +58,34 @@ def simplify_traced_masks(module: GraphModule) -> int:
     return changed
 
 
-def _simplified(node: Node) -> bool:
+def _simplified(node: Node, known: dict[Node, bool | None]) -> bool:
+    """known: what was found out about masks of the graph, which all layers may share."""
     given = dict(zip(_ARGUMENTS, node.args, strict=False)) | dict(node.kwargs)
     mask = given.get("attn_mask")
     if not isinstance(mask, Node) or given.get("is_causal", False):
         return False
-    steps = _constant_steps(mask)
-    causal = None if steps is None else judged(_evaluated(steps))
+    if mask not in known:
+        known[mask] = _causal(mask)
+    causal = known[mask]
     if causal is None:
         return False
     # by name, whichever way they were given
     node.args = node.args[:3]
     node.kwargs = {**{name: given[name] for name in given if name not in _ARGUMENTS[:4]}, "is_causal": causal}
     return True
+
+
+def _causal(mask: Node) -> bool | None:
+    """See `kernelwright.compiler.passes.constant_mask.judged`; None where that cannot be found out."""
+    steps = _constant_steps(mask)
+    if steps is None:
+        return None
+    try:
+        with _disable_current_modes(), torch.no_grad():
+            return judged(_evaluated(steps))
+    except Exception as error:
+        _log.info("a mask is left as it is: %s", error)
+        return None
 
 
 def _constant_steps(mask: Node) -> list[Node] | None:
@@ -97,15 +120,28 @@ def _writes(node: Node) -> bool:
     if isinstance(node.target, torch._ops.OpOverload):
         return node.target._schema.is_mutable
     name = _name(node)
+    if name not in _STEPS and _may_be_in_place(node):
+        return True
     in_place = name.endswith("_") and not name.endswith("__") and name not in _STEPS
     return in_place or name in _WRITERS or "out" in node.kwargs or not name
+
+
+def _may_be_in_place(node: Node) -> bool:
+    """Whether a function has a flag `inplace`, as activations and dropouts have, that may be set."""
+    try:
+        place = list(inspect.signature(node.target).parameters).index("inplace")  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        # none, or written in C: those have no such flag
+        return bool(node.kwargs.get("inplace", False))
+    return bool(node.kwargs.get("inplace", node.args[place] if place < len(node.args) else False))
 
 
 def _is_plain(node: Node) -> bool:
     value = node.meta.get("example_value")
     if node.op not in ("call_function", "call_method") or not isinstance(value, torch.Tensor) or not is_small(value):
         return False
-    return _name(node) in _STEPS and "out" not in node.kwargs
+    own = node.op == "call_method" or getattr(node.target, "__module__", None) in _MODULES
+    return own and _name(node) in _STEPS and "out" not in node.kwargs
 
 
 def _name(node: Node) -> str:
@@ -120,8 +156,14 @@ def _evaluated(steps: list[Node]) -> torch.Tensor:
     copies: dict[Node, Node] = {}
     for node in steps:
         copies[node] = graph.node_copy(node, copies.__getitem__)
-        copies[node].args = torch.fx.node.map_aggregate(copies[node].args, on_cpu)
-        copies[node].kwargs = torch.fx.node.map_aggregate(copies[node].kwargs, on_cpu)
+        copies[node].args = torch.fx.node.map_aggregate(copies[node].args, _on_cpu)
+        copies[node].kwargs = torch.fx.node.map_aggregate(copies[node].kwargs, _on_cpu)
     graph.output(copies[steps[-1]])
     result: torch.Tensor = torch.fx.Interpreter(GraphModule({}, graph)).run()
     return result
+
+
+def _on_cpu(argument: Any) -> Any:
+    """See `on_cpu`; the only single words that these steps take are names of devices."""
+    named = isinstance(argument, str) and _DEVICE.fullmatch(argument)
+    return "cpu" if named else on_cpu(argument)

@@ -57,6 +57,22 @@ def slopes() -> torch.Tensor:
     return (places[None, :] - places[:, None]).float()
 
 
+@torch.library.custom_op("kernelwright_tests::places", mutates_args=())
+def places_of(length: int) -> torch.Tensor:
+    """What an operator of somebody else gives may depend on more than its arguments."""
+    return torch.arange(length)
+
+
+@places_of.register_fake
+def _(length: int) -> torch.Tensor:
+    return torch.empty(length, dtype=torch.int64)
+
+
+def by_a_foreign_operator() -> torch.Tensor:
+    places = places_of(LENGTH)
+    return places[None, :] <= places[:, None]
+
+
 def workload_of(tried: Any) -> Workload:
     (decision,) = tried.report.replaced
     workload: Workload = decision.workload
@@ -91,7 +107,7 @@ def test_a_mask_that_hides_nothing_is_taken_away(forced: Any, mask: Mask) -> Non
     assert attributes_of(forced, mask) == {}
 
 
-@pytest.mark.parametrize("mask", [windowed, slopes], ids=lambda mask: mask.__name__)
+@pytest.mark.parametrize("mask", [windowed, slopes, by_a_foreign_operator], ids=lambda mask: mask.__name__)
 def test_any_other_constant_mask_stays(forced: Any, mask: Mask) -> None:
     assert "mask" in attributes_of(forced, mask)
 

@@ -10,6 +10,8 @@ import torch
 import torch.nn.functional as functional
 from torch.fx import GraphModule
 
+from kernelwright.compiler.passes import traced_mask
+from kernelwright.compiler.passes.constant_mask import judged
 from kernelwright.compiler.passes.traced_mask import ATTENTION, simplify_traced_masks
 
 sdpa = functional.scaled_dot_product_attention
@@ -95,7 +97,39 @@ def added_to() -> torch.Tensor:
     return mask
 
 
-@pytest.mark.parametrize("mask", [by_index, additive, with_a_held_number], ids=lambda mask: mask.__name__)
+def on_a_named_device() -> torch.Tensor:
+    places = torch.arange(LENGTH, device=torch.device("cpu"))
+    return (places[None] <= places[:, None].to("cpu")) & torch.ones(LENGTH, LENGTH, device="cpu").bool()
+
+
+def shut_in() -> torch.Tensor:
+    mask = torch.zeros(LENGTH, LENGTH)
+    functional.hardtanh(mask, -3.0, -1.0, inplace=True)
+    return mask
+
+
+def raised_by_place() -> torch.Tensor:
+    mask = torch.zeros(LENGTH, LENGTH)
+    functional.threshold(mask, 1.0, -2.0, True)
+    return mask
+
+
+IN_PLACE = [shut_in, raised_by_place]
+
+
+@torch.compiler.allow_in_graph
+def where(mask: torch.Tensor) -> torch.Tensor:
+    """Has a name of torch's, and gives something else from call to call."""
+    return mask & (torch.rand(LENGTH, LENGTH) > 0.5)
+
+
+def of_another_name() -> torch.Tensor:
+    return where(by_index()[0, 0]).logical_or(by_index()[0, 0])
+
+
+@pytest.mark.parametrize(
+    "mask", [by_index, additive, with_a_held_number, on_a_named_device], ids=lambda mask: mask.__name__
+)
 @pytest.mark.parametrize("by_place", [False, True])
 def test_a_causal_mask_becomes_the_flag(mask: Mask, by_place: bool) -> None:
     def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -110,6 +144,29 @@ def test_a_mask_that_hides_nothing_is_taken_away() -> None:
     (given,), changed = simplified(lambda q, k, v: sdpa(q, k, v, attn_mask=spread_along_keys()), *operands())
     assert (changed, given["is_causal"]) == (1, False)
     assert "attn_mask" not in given
+
+
+@pytest.mark.parametrize("mask", [by_index, windowed])
+def test_a_mask_that_layers_share_is_worked_out_once(mask: Mask, monkeypatch: pytest.MonkeyPatch) -> None:
+    evaluated: list[Any] = []
+    monkeypatch.setattr(traced_mask, "judged", lambda value: evaluated.append(value) or judged(value))
+
+    def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        shared = mask()
+        for _ in range(3):
+            q = sdpa(q, k, v, attn_mask=shared)
+        return q
+
+    simplified(model, *operands())
+    assert len(evaluated) == 1
+
+
+def test_names_of_gpus_are_looked_at_on_the_cpu() -> None:
+    for name in ("cuda", "cuda:1", "cpu", "meta"):
+        assert traced_mask._on_cpu(name) == "cpu"
+    for other in ("torch.BoolTensor", 1, None, torch.float16):
+        assert traced_mask._on_cpu(other) is other
+    assert traced_mask._on_cpu(torch.device("cuda")) == torch.device("cpu")
 
 
 def test_all_layers_may_share_a_mask_and_its_places_are_read_elsewhere() -> None:
@@ -128,7 +185,17 @@ def test_all_layers_may_share_a_mask_and_its_places_are_read_elsewhere() -> None
 
 
 @pytest.mark.parametrize(
-    "mask", [windowed, drawn, filled_later, written_through_a_view, added_to], ids=lambda mask: mask.__name__
+    "mask",
+    [
+        windowed,
+        drawn,
+        filled_later,
+        written_through_a_view,
+        added_to,
+        *IN_PLACE,
+        of_another_name,
+    ],
+    ids=lambda mask: mask.__name__,
 )
 def test_whatever_is_not_known_for_sure_stays(mask: Mask) -> None:
     def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
