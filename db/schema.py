@@ -55,7 +55,7 @@ def ensure_schema(engine: Engine) -> None:
         if current != head:
             raise DatabaseTooOld(
                 f"the database {_where(engine)} has schema {current}, this release needs {head}; "
-                "run `kernelwright db upgrade` (it keeps what is stored)"
+                f"run `kernelwright db upgrade --db {_where(engine)}` (it keeps what is stored)"
             )
 
 

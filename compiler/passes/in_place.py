@@ -42,16 +42,18 @@ class InPlace:
 
     def look(self, places: Callable[[], Iterable[Sequence[Node]]], wanted: Callable[[], list[WantedPiece]]) -> None:
         """Find the pieces of a graph that nothing was replaced in yet, after what is wanted was measured, if it is.
-        places: the operators that make up each."""
+        places: the operators that make up each. A failure is logged, and leaves the records in charge."""
         self._times = {}
         if self._pieces is None:
             return
-        self._pieces.measure(wanted)
-        for nodes in places():
-            piece = _piece(nodes)
-            times = self._pieces(piece.key) if piece is not None else None
-            if times is not None:
-                self._times[tuple(nodes)] = times
+        try:
+            self._pieces.measure(wanted)
+            found = [(tuple(nodes), _piece(nodes)) for nodes in places()]
+            times = {nodes: self._pieces(piece.key) for nodes, piece in found if piece is not None}
+        except Exception as error:
+            _log.warning("pieces of a graph are not looked at: %s", error, exc_info=True)
+            return
+        self._times = {nodes: known for nodes, known in times.items() if known is not None}
 
     def times(self, node: Node, answer: Answer) -> PieceTimes | None:
         """The times of the piece around a node, if what the answer says was tried there."""

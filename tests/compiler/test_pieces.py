@@ -179,6 +179,18 @@ def test_failure_to_measure_leaves_the_records_in_charge(forced: Any) -> None:
     assert forced.epilogues() == [LONGEST]
 
 
+@pytest.mark.parametrize("at", ["measure", "__call__"])
+def test_failure_to_look_leaves_the_records_in_charge(
+    forced: Any, at: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(self: KnownPieces, asked: Any) -> None:
+        raise KeyError("planted")
+
+    monkeypatch.setattr(KnownPieces, at, fail)
+    run(forced, KnownPieces([]))
+    assert forced.epilogues() == [LONGEST] and "planted" in caplog.text
+
+
 def test_time_that_is_over_ends_the_measuring(store: Store, forced: Any) -> None:
     meter = Meter(lambda option: 5.0)
     run(forced, MissingTimed(lambda: KnownPieces([]), lambda wanted: list(timed(wanted, meter, store, seconds=0.0))))

@@ -67,7 +67,8 @@ def test_an_older_database_is_refused_until_it_is_upgraded(url: str, monkeypatch
     known = schema.revisions()
     monkeypatch.setattr(schema, "revisions", lambda: [*known, "0004"])
     with pytest.raises(
-        DatabaseTooOld, match=r"has schema 0003, this release needs 0004; run `kernelwright db upgrade`"
+        DatabaseTooOld,
+        match=r"has schema 0003, this release needs 0004; run `kernelwright db upgrade --db (sqlite|postgresql)",
     ):
         open_engine(url)
 
