@@ -128,6 +128,9 @@ class Siblings:
     def _parts(self, whole: bool) -> dict[Node, Any]:
         """The values of what follows where these change their order in memory; UsageError where that goes further than
         other forms of the same memory."""
+        for node in self.first.graph.nodes:
+            if node.target in BY_ADDRESS and _origin(node.args[0]) in self.products:
+                raise UsageError(f"{node.name} reads memory as it lies")
         columns = sum(value_of(product).shape[1] for product in self.products)
         changed: dict[Node, Any] = {}
         for product in self.products:
@@ -140,8 +143,6 @@ class Siblings:
                 continue
             if node.op == "output" or not callable(node.target):
                 raise UsageError("a product's value leaves the graph")
-            if node.target in BY_ADDRESS:
-                raise UsageError(f"{node.name} reads memory as it lies")
             value = _again(node, changed)
             if _strides(value) == _strides(node.meta["val"]):
                 continue
@@ -215,6 +216,13 @@ def _only_form(node: Node, until: Node | None = None) -> Node:
         if user is until or not (user.target in VIEWS or (user.target in CASTS and is_step(user, node))):
             return node
         node = user
+    return node
+
+
+def _origin(node: Any) -> Any:
+    """The node whose memory a form of it may lie in."""
+    while isinstance(node, Node) and (node.target in SHAPES or node.target is operator.getitem):
+        node = node.args[0]
     return node
 
 

@@ -316,17 +316,22 @@ class ReadByAddress(Gated):
         return self.gate(x).as_strided((3, 12), (24, 2), 1) + self.up(x)[:, :12]
 
 
+class RowReadByAddress(Gated):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.gate(x)[:1, :12] + self.up(x)[:1].view(24).as_strided((12,), (2,), 1)
+
+
 class Branched(Gated):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         gate, up = self.gate(x), self.up(x)
         return torch.cond(x.sum() > 0, lambda a, b: a.sin() + b, lambda a, b: a.cos() + b, (gate, up))
 
 
-@pytest.mark.parametrize("kind", [ReadByAddress, Branched])
+@pytest.mark.parametrize("kind", [ReadByAddress, RowReadByAddress, Branched])
 def test_columns_are_only_given_to_who_can_take_them(run: Any, kind: type[Gated]) -> None:
     model, meter = kind(), Meter(library=5.0)
     lay_side_by_side(model)
-    x = torch.randn(3, 16, generator=torch.Generator().manual_seed(0))
+    x = torch.randn(1 if kind is RowReadByAddress else 3, 16, generator=torch.Generator().manual_seed(0))
     assert MERGED not in run(model, meter, x=x).targets() and meter.groups
 
 
