@@ -8,6 +8,8 @@ products with unaligned rows, which older records compare with the library's unp
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch.fx import Node
 
@@ -66,7 +68,13 @@ def _padded_us(answer: Answer) -> float | None:
     unaligned = [name for name in ("a", "b") if not problem.aligned(name)]
     if not plain or not (unaligned or not problem.aligned("out")):
         return None
-    sizes = {"a": problem.m * problem.k, "b": problem.k * problem.n}
+    sizes = {"a": problem.m * problem.k, "b": problem.k * problem.n, "out": problem.m * problem.n}
+    memory_us = 2 * sum(sizes.values()) / (answer.device.bandwidth_gbs * 1e3)
+    peak_tflops = answer.device.peak_tflops.get(problem.a_dtype, math.inf)
+    arithmetic_us = 2 * problem.m * problem.n * problem.k / (peak_tflops * 1e6)
+    if arithmetic_us <= memory_us:
+        # Inductor pads what the arithmetic bounds
+        return None
     copied = sum(2 * 2 * sizes[name] for name in unaligned)
     try:
         least_us = roofline_us(get_operator("matmul"), workload, answer.device)

@@ -212,6 +212,7 @@ def test_rival_is_no_slower_than_the_bare_call_and_one_pass(
         ((8192, 50257, 768), "bf16", "unpadded torch.mm", False),
         ((8192, 50264, 768), "bf16", "torch.mm", False),
         ((8192, 50257, 768), "fp32", "torch.mm", False),
+        ((16, 50257, 768), "bf16", "torch.mm", False),
     ],
 )
 def test_an_unaligned_product_competes_with_a_padded_one(
