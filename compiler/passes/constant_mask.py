@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import torch
@@ -60,13 +60,16 @@ def _reads_own_flag(node: Node) -> bool:
 
 
 def _causal(mask: Node) -> bool | None:
-    """True for a constant mask that hides what comes behind each query, False for one that hides nothing, None else."""
-    steps = _constant_steps(mask)
+    return what_it_hides(steps_of(mask, _is_plain), _evaluated)
+
+
+def what_it_hides(steps: list[Node] | None, evaluate: Callable[[list[Node]], torch.Tensor]) -> bool | None:
+    """`judged` of the mask that the steps compute, worked out on the CPU; None where that is not possible."""
     if steps is None:
         return None
     try:
         with _disable_current_modes(), torch.no_grad():
-            return judged(_evaluated(steps))
+            return judged(evaluate(steps))
     except Exception as error:
         # a step that runs on a GPU alone, for one
         _log.info("a mask is left as it is: %s", error)
@@ -92,12 +95,13 @@ def judged(mask: torch.Tensor) -> bool | None:
     return True if bool((seen == torch.ones(rows, columns, dtype=torch.bool, device="cpu").tril()).all()) else None
 
 
-def _constant_steps(mask: Node) -> list[Node] | None:
-    """The steps that a mask is computed in, in the graph's order; None where it depends on more than constants."""
+def steps_of(mask: Node, is_plain: Callable[[Node], bool]) -> list[Node] | None:
+    """The steps that a mask is computed in, in the graph's order; None where one of them is not plain, or they are more
+    than MOST_STEPS."""
     found, waiting = {mask}, [mask]
     while waiting:
         node = waiting.pop()
-        if len(found) > MOST_STEPS or not _is_plain(node):
+        if len(found) > MOST_STEPS or not is_plain(node):
             return None
         for before in node.all_input_nodes:
             if before not in found:

@@ -15,9 +15,8 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, GraphModule, Node
-from torch.utils._python_dispatch import _disable_current_modes
 
-from kernelwright.compiler.passes.constant_mask import MOST_STEPS, is_small, judged, on_cpu
+from kernelwright.compiler.passes.constant_mask import is_small, on_cpu, steps_of, what_it_hides
 
 _log = logging.getLogger(__name__)
 
@@ -76,35 +75,15 @@ def _simplified(node: Node, known: dict[Node, bool | None]) -> bool:
 
 
 def _causal(mask: Node) -> bool | None:
-    """See `kernelwright.compiler.passes.constant_mask.judged`; None where that cannot be found out."""
-    steps = _constant_steps(mask)
+    """See `constant_mask.judged`; None, too, where something may have been written into the mask since."""
+    steps = steps_of(mask, _is_plain)
     if steps is None:
         return None
-    try:
-        with _disable_current_modes(), torch.no_grad():
-            return judged(_evaluated(steps))
-    except Exception as error:
-        _log.info("a mask is left as it is: %s", error)
-        return None
-
-
-def _constant_steps(mask: Node) -> list[Node] | None:
-    """The steps that a mask is computed in, in the graph's order; None where it depends on more than constants, or
-    where something may have been written into them since."""
-    found, waiting = {mask}, [mask]
-    while waiting:
-        node = waiting.pop()
-        if len(found) > MOST_STEPS or not _is_plain(node):
-            return None
-        for before in node.all_input_nodes:
-            if before not in found:
-                found.add(before)
-                waiting.append(before)
-    memory = {_memory(node) for node in found}
+    memory = {_memory(node) for node in steps}
     written = any(
         _memory(read) in memory for node in mask.graph.nodes if _writes(node) for read in node.all_input_nodes
     )
-    return None if written else sorted(found)
+    return None if written else what_it_hides(steps, _evaluated)
 
 
 def _memory(node: Node) -> int:

@@ -35,7 +35,8 @@ def vendor_call(workload: Workload, problem: Problem, inputs: Inputs) -> Call | 
     if problem.out_dtype != problem.a_dtype:
         return None
     if "tf32" in allowed(problem.a_dtype, problem.b_dtype, problem.out_dtype, workload.error_budget):
-        name, call = _strongest(problem, inputs)
+        # what is the faster way with it, too
+        name, call = _with_tf32(lambda: _strongest(problem, inputs))
         return f"{name} (tf32)", lambda: _with_tf32(call)
     torch.backends.cuda.matmul.allow_tf32 = False
     return _strongest(problem, inputs)

@@ -12,10 +12,10 @@ from torch.fx import Graph
 
 from kernelwright.compiler.passes import attention_variants, constant_mask
 from kernelwright.types import Workload
+from tests.compiler.masks import LENGTH, additive, windowed, with_a_held_number
 
 sdpa = functional.scaled_dot_product_attention
 aten = torch.ops.aten
-LENGTH = 24
 
 Mask = Callable[[], torch.Tensor]
 
@@ -31,25 +31,8 @@ def by_index() -> torch.Tensor:
     return (places[None, None, None, :] <= places[None, None, :, None]).expand(2, 1, LENGTH, LENGTH)
 
 
-def additive() -> torch.Tensor:
-    return torch.zeros(LENGTH, LENGTH).masked_fill(~torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril(), float("-inf"))
-
-
 def least_number() -> torch.Tensor:
     return torch.full((LENGTH, LENGTH), torch.finfo(torch.float32).min).triu(1)
-
-
-def with_a_held_number() -> torch.Tensor:
-    """As transformers makes additive ones."""
-    places = torch.arange(LENGTH)
-    seen = places[None, None, None, :] <= places[None, None, :, None]
-    least = torch.finfo(torch.float32).min
-    return torch.where(seen, torch.tensor(0.0, dtype=torch.float32), least).expand(2, 1, LENGTH, LENGTH)
-
-
-def windowed() -> torch.Tensor:
-    places = torch.arange(LENGTH)
-    return (places[None, :] <= places[:, None]) & (places[None, :] > places[:, None] - 5)
 
 
 def slopes() -> torch.Tensor:

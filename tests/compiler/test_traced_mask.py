@@ -10,12 +10,12 @@ import torch
 import torch.nn.functional as functional
 from torch.fx import GraphModule
 
-from kernelwright.compiler.passes import traced_mask
+from kernelwright.compiler.passes import constant_mask, traced_mask
 from kernelwright.compiler.passes.constant_mask import judged
 from kernelwright.compiler.passes.traced_mask import ATTENTION, simplify_traced_masks
+from tests.compiler.masks import LENGTH, additive, windowed, with_a_held_number
 
 sdpa = functional.scaled_dot_product_attention
-LENGTH = 24
 
 Mask = Callable[[], torch.Tensor]
 
@@ -54,24 +54,6 @@ def spread_along_keys() -> torch.Tensor:
 def by_index() -> torch.Tensor:
     places = torch.arange(LENGTH)
     return (places[None, None, None, :] <= places[None, None, :, None]).expand(2, 4, LENGTH, LENGTH)
-
-
-def additive() -> torch.Tensor:
-    hidden = ~torch.ones(LENGTH, LENGTH, dtype=torch.bool).tril()
-    return torch.zeros(LENGTH, LENGTH).masked_fill(hidden, float("-inf"))
-
-
-def with_a_held_number() -> torch.Tensor:
-    """As transformers makes additive ones."""
-    places = torch.arange(LENGTH)
-    seen = places[None, None, None, :] <= places[None, None, :, None]
-    least = torch.finfo(torch.float32).min
-    return torch.where(seen, torch.tensor(0.0, dtype=torch.float32), least).expand(2, 1, LENGTH, LENGTH)
-
-
-def windowed() -> torch.Tensor:
-    places = torch.arange(LENGTH)
-    return (places[None, :] <= places[:, None]) & (places[None, :] > places[:, None] - 5)
 
 
 def drawn() -> torch.Tensor:
@@ -149,7 +131,7 @@ def test_a_mask_that_hides_nothing_is_taken_away() -> None:
 @pytest.mark.parametrize("mask", [by_index, windowed])
 def test_a_mask_that_layers_share_is_worked_out_once(mask: Mask, monkeypatch: pytest.MonkeyPatch) -> None:
     evaluated: list[Any] = []
-    monkeypatch.setattr(traced_mask, "judged", lambda value: evaluated.append(value) or judged(value))
+    monkeypatch.setattr(constant_mask, "judged", lambda value: evaluated.append(value) or judged(value))
 
     def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         shared = mask()
