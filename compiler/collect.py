@@ -26,6 +26,7 @@ from torch.fx import Graph
 
 from kernelwright.compiler.meta_device import as_on_a_gpu, empty_results, fuse_attention
 from kernelwright.compiler.passes.replace import Replace
+from kernelwright.compiler.passes.rival import TENSOR_STEPS, shorter_forms
 from kernelwright.compiler.passes.traced_mask import simplify_traced_masks
 from kernelwright.compiler.report import Report
 from kernelwright.errors import UsageError
@@ -136,10 +137,17 @@ def _count(graph: Graph, found: Counter[Workload], left_out: list[str]) -> None:
     for decision in report.decisions:
         if decision.replaced and decision.workload is not None:
             found[decision.workload] += 1
+            found.update(_without_matrices(decision.workload))
         else:
             left_out.append(f"{decision.node}: {decision.reason}")
     if report.warnings:
         raise RuntimeError(f"a graph could not be looked through: {'; '.join(report.warnings)}")
+
+
+def _without_matrices(workload: Workload) -> list[Workload]:
+    """The longest form of a product or a convolution that reads no tensor of the result's size besides, where that is
+    another one: what Inductor adds to in a pass that it may have to make anyway."""
+    return shorter_forms(workload)[-1:] if any(step in TENSOR_STEPS for step in workload.epilogue) else []
 
 
 def copied(graph: Graph) -> Graph:

@@ -28,7 +28,7 @@ from kernelwright.compiler.passes.constant_mask import simplify_masks
 from kernelwright.compiler.passes.copies import drop_copies
 from kernelwright.compiler.passes.forms import FINDERS, GATED, Option, forms_of, merging_options, wider_workloads
 from kernelwright.compiler.passes.in_place import InPlace, judged, merged, wanted_groups, wanted_pieces
-from kernelwright.compiler.passes.rival import rival_us, steps_apart
+from kernelwright.compiler.passes.rival import behind_us, rival_us, shorter_forms
 from kernelwright.compiler.passes.siblings import Siblings, siblings
 from kernelwright.compiler.pieces import Pieces, WantedPiece
 from kernelwright.compiler.report import Decision, Report
@@ -173,12 +173,9 @@ class Replace(CustomGraphPass):
         if best is not None:
             _, answer, times = best
             return times.theirs_us - judged("", answer, times, True).expected_us  # type: ignore[operator]
-        for candidate, answer in self._forms_of(product):
-            if self._in_place.times(product, answer) is None:
-                decision = self._judge("", answer, self._rival_us(answer, candidate.end))
-                if decision.replaced and decision.vendor_us is not None and decision.expected_us is not None:
-                    return decision.vendor_us - decision.expected_us
-        return 0.0
+        decision, winner = self._by_record(product, "", forms_of(product))
+        known = winner is not None and decision.vendor_us is not None and decision.expected_us is not None
+        return decision.vendor_us - decision.expected_us if known else 0.0  # type: ignore[operator]
 
     def _forms_of(self, node: Node) -> Iterator[tuple[Candidate, Answer]]:
         return self._promising(forms_of(node))
@@ -220,7 +217,8 @@ class Replace(CustomGraphPass):
         wider = self.wider_workloads(graph)
         if isinstance(self._answers, Prepared):
             asked = [workload for forms in (*places, *self._open(graph), wider) for workload in forms]
-            self._answers.prepare(list(dict.fromkeys([*asked, *map(_bare, asked)])))
+            asked += [shorter for workload in asked for shorter in shorter_forms(workload)]
+            self._answers.prepare(list(dict.fromkeys(asked)))
         if isinstance(self._answers, Tuning):
             self._answers.tune(Counter([*(forms[0] for forms in places), *wider]))
 
@@ -285,13 +283,28 @@ class Replace(CustomGraphPass):
             candidate.replace(graph, answer)
             self._chosen.append(answer)
             return judged(name, answer, times, True)
+        decision, winner = self._by_record(node, name, forms)
+        if winner is not None:
+            candidate, answer = winner
+            candidate.replace(graph, answer)
+            self._chosen.append(answer)
+        return decision
+
+    def _by_record(
+        self, node: Node, name: str, forms: Iterable[Candidate]
+    ) -> tuple[Decision, tuple[Candidate, Answer] | None]:
+        """What records say of a place, with the form that a kernel of ours takes over: of those that win the one with
+        which all steps of the longest are done soonest."""
         decision = Decision(name, None, False, "no form of it fits a kernel")
+        winners: list[tuple[Candidate, Answer, Decision]] = []
+        longest: tuple[Workload, Node] | None = None
         for candidate in forms:
             try:
                 workload = candidate.workload()
             except UsageError as error:
                 decision = Decision(name, None, False, str(error)) if decision.workload is None else decision
                 continue
+            longest = longest or (workload, candidate.end)
             answer = self._answers(workload)
             lost = self._in_place.times(node, answer)
             if lost is not None:
@@ -302,15 +315,23 @@ class Replace(CustomGraphPass):
             if obstacle:
                 decision = dataclasses.replace(decision, replaced=False, reason=obstacle)
             if decision.replaced:
-                candidate.replace(graph, answer)
-                self._chosen.append(answer)
-                break
-        return decision
+                winners.append((candidate, answer, decision))
+        if not winners or longest is None:
+            return decision, None
+        whole, end = longest
+
+        def done_us(one: tuple[Candidate, Answer, Decision]) -> float:
+            _, answer, _ = one
+            return (answer.expected_us or 0.0) + behind_us(answer.workload, whole, end, answer.device)
+
+        candidate, answer, decision = min(winners, key=done_us)
+        return decision, (candidate, answer)
 
     def _rival_us(self, answer: Answer, end: Node) -> float | None:
         """Microseconds of what would run instead of our kernel, which gives the value of `end`."""
-        bare = self._answers(_bare(answer.workload)) if answer.choice == "kernel" and steps_apart(answer) else None
-        return rival_us(answer, end, bare if bare is not None and bare.how in self._how else None)
+        asked = shorter_forms(answer.workload) if answer.choice == "kernel" else []
+        shorter = [one for one in map(self._answers, asked) if one.how in self._how]
+        return rival_us(answer, end, shorter)
 
     def _judge(self, name: str, answer: Answer, rival: float | None) -> Decision:
         """rival: microseconds of what would run instead, None where that is not known."""
@@ -329,11 +350,6 @@ class Replace(CustomGraphPass):
 def found_by(finder: Finder, graph: Graph) -> list[Node]:
     """The nodes that a finder knows: one group of its targets after the other, in the graph's order."""
     return [node for group in finder.targets for node in graph.nodes if node.target in group]
-
-
-def _bare(workload: Workload) -> Workload:
-    """The workload without the steps behind it."""
-    return dataclasses.replace(workload, epilogue=())
 
 
 def _differing(workload: Workload, others: Sequence[Workload]) -> str:

@@ -1,18 +1,23 @@
 """What our kernel competes with in a graph, which is not always what it was measured against.
 
-A library call with an epilogue was timed with torch running the steps one after the other. Inductor runs them in one
-pass over the result, or in none of their own where pointwise steps follow anyway. Where the operator was measured
-without its steps, too, that time and such a pass are the other half of the truth. And Inductor pads
-products with unaligned rows, which older records compare with the library's unpadded call.
+A library call with an epilogue was timed with torch running the steps one after the other, or, like a residual that an
+addmm adds, in the call. Inductor runs them in one pass over the result, or in none of their own where pointwise steps
+follow anyway. Where the operator was measured with fewer steps, too, that time and such a pass are the other half of
+the truth, for the library's call and for a kernel of ours alike. And Inductor pads products with unaligned rows, which
+older records compare with the library's unpadded call.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import math
+from collections import Counter
+from collections.abc import Sequence
 
 import torch
 from torch.fx import Node
 
+from kernelwright.compiler.operands import is_static
 from kernelwright.compiler.passes.candidate import value_of
 from kernelwright.compiler.passes.pointwise import CASTS, VIEWS
 from kernelwright.errors import UsageError
@@ -20,7 +25,7 @@ from kernelwright.kernels import get_operator
 from kernelwright.kernels.matmul.workload import problem_of
 from kernelwright.kernels.operator import roofline_us
 from kernelwright.search.answer import Answer
-from kernelwright.types import DeviceSpec
+from kernelwright.types import DeviceSpec, Workload
 
 aten = torch.ops.aten
 
@@ -35,26 +40,54 @@ L2_SPEED = 2.0
 """How much faster than memory a pass over a result is that the L2 cache still holds."""
 
 
-def rival_us(answer: Answer, end: Node, bare: Answer | None = None) -> float | None:
+def rival_us(answer: Answer, end: Node, shorter: Sequence[Answer] = ()) -> float | None:
     """Microseconds of what would run instead, the steps up to `end` fused; None where nothing is known.
 
-    bare: what is known of the same operator without steps behind it. Of the two ways to work the time out the smaller
-    one counts: the vendor's time less what Inductor saves of it, or its time without the steps and a pass for them.
+    shorter: what is known of the same operator with fewer steps (`shorter_forms`). Of the ways to work the time out the
+    smallest one counts: the vendor's time less what Inductor saves of it, or its time with fewer steps and a pass for
+    the rest.
     """
     if answer.vendor_us is None:
         return None
     apart, padded = steps_apart(answer), _padded_us(answer)
-    needed_us = saved_us = 0.0
-    if apart:
-        needed = sum(step in TENSOR_STEPS for step in apart) + (0 if _goes_on(end) else 2)
-        pass_us = _pass_us(value_of(end).nbytes, answer.device)
-        needed_us, saved_us = needed * pass_us, max(0, passes(apart) - needed) * pass_us
-    times = [answer.vendor_us - saved_us]
-    if apart and bare is not None and bare.vendor_us is not None:
-        times.append(bare.vendor_us + needed_us)
+    needed_us = _over_result_us(_needed(apart, end), end, answer.device)
+    times = [answer.vendor_us - max(0.0, _over_result_us(passes(apart), end, answer.device) - needed_us)]
+    for one in shorter:
+        if one.vendor_us is not None:
+            rest = _rest(one.workload, answer.workload)
+            before = steps_apart(one)
+            more = _needed([*before, *rest], end) - passes(before)
+            times.append(one.vendor_us + _over_result_us(more, end, answer.device))
     if padded is not None:
         times.append(padded + needed_us)
     return min(times)
+
+
+def shorter_forms(workload: Workload) -> list[Workload]:
+    """The same operator without the steps behind it, and with those in front of the first that reads a tensor of the
+    result's size."""
+    steps = workload.epilogue
+    first = next((place for place, step in enumerate(steps) if step in TENSOR_STEPS), len(steps))
+    lengths = {place for place in (0, first) if place < len(steps)}
+    return [dataclasses.replace(workload, epilogue=steps[:length]) for length in sorted(lengths)]
+
+
+def behind_us(shorter: Workload, longer: Workload, end: Node, device: DeviceSpec) -> float:
+    """Microseconds that Inductor takes for the steps up to `end` that one form of a place has and a shorter one has
+    not."""
+    return _over_result_us(_needed(_rest(shorter, longer), end), end, device)
+
+
+def _rest(shorter: Workload, longer: Workload) -> list[str]:
+    """The steps of one form that another one lacks."""
+    return list((Counter(longer.epilogue) - Counter(shorter.epilogue)).elements())
+
+
+def _needed(steps: Sequence[str], end: Node) -> int:
+    """How often Inductor reads or writes a tensor of the result's size to run steps in one pass."""
+    if not steps:
+        return 0
+    return sum(step in TENSOR_STEPS for step in steps) + (0 if _goes_on(end) else 2)
 
 
 def _padded_us(answer: Answer) -> float | None:
@@ -98,6 +131,11 @@ def passes(steps: list[str]) -> int:
             continue
         count += 3 if step in TENSOR_STEPS else 2
     return count
+
+
+def _over_result_us(times: int, end: Node, device: DeviceSpec) -> float:
+    """Microseconds of reading or writing the value of `end` so often; none where only a call tells its size."""
+    return times * _pass_us(value_of(end).nbytes, device) if times and is_static(value_of(end)) else 0.0
 
 
 def _pass_us(size_bytes: int, device: DeviceSpec) -> float:

@@ -36,6 +36,15 @@ def test_layers_are_counted_with_what_is_fused_behind_them(device: str) -> None:
     assert left_out == []
 
 
+def test_a_product_with_a_residual_is_counted_without_it_too() -> None:
+    w, b, y = (torch.zeros(*size, dtype=torch.float16) for size in ((64, 64), (64,), (16, 64)))
+    with torch.no_grad():
+        found, _ = collect_workloads(lambda x: torch.nn.functional.linear(x, w, b) + y, [y])
+    assert found == {
+        matmul_workload(16, 64, 64, "fp16", epilogue=steps): 1 for steps in (("bias", "residual"), ("bias",))
+    }
+
+
 def test_training_counts_the_products_of_the_backward_pass_too() -> None:
     x = torch.zeros(16, 64, dtype=torch.float16)
     found, _ = collect_workloads(Block(), [x])
