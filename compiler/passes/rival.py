@@ -36,6 +36,12 @@ REDUCTIONS = (aten.sum.dim_IntList, aten.mean.dim, aten.mean.default, aten.amax.
 LIBRARY_SHARE = 0.75
 """Share of the roofline that the library reaches on large aligned products (H100 and H200)."""
 
+MEMORY_SHARE = 0.8
+"""Share of the memory's speed that a pointwise pass reaches (H100 and H200)."""
+
+LAUNCH_US = 2.0
+"""What a kernel takes besides."""
+
 L2_SPEED = 2.0
 """How much faster than memory a pass over a result is that the L2 cache still holds."""
 
@@ -50,14 +56,13 @@ def rival_us(answer: Answer, end: Node, shorter: Sequence[Answer] = ()) -> float
     if answer.vendor_us is None:
         return None
     apart, padded = steps_apart(answer), _padded_us(answer)
-    needed_us = _over_result_us(_needed(apart, end), end, answer.device)
-    times = [answer.vendor_us - max(0.0, _over_result_us(passes(apart), end, answer.device) - needed_us)]
+    needed_us = _fused_us(apart, end, answer.device)
+    times = [answer.vendor_us - max(0.0, _apart_us(apart, end, answer.device) - needed_us)]
     for one in shorter:
         if one.vendor_us is not None:
-            rest = _rest(one.workload, answer.workload)
             before = steps_apart(one)
-            more = _needed([*before, *rest], end) - passes(before)
-            times.append(one.vendor_us + _over_result_us(more, end, answer.device))
+            fused_us = _fused_us([*before, *_rest(one.workload, answer.workload)], end, answer.device)
+            times.append(one.vendor_us - _apart_us(before, end, answer.device) + fused_us)
     if padded is not None:
         times.append(padded + needed_us)
     return min(times)
@@ -75,7 +80,7 @@ def shorter_forms(workload: Workload) -> list[Workload]:
 def behind_us(shorter: Workload, longer: Workload, end: Node, device: DeviceSpec) -> float:
     """Microseconds that Inductor takes for the steps up to `end` that one form of a place has and a shorter one has
     not."""
-    return _over_result_us(_needed(_rest(shorter, longer), end), end, device)
+    return _fused_us(_rest(shorter, longer), end, device)
 
 
 def _rest(shorter: Workload, longer: Workload) -> list[str]:
@@ -83,11 +88,19 @@ def _rest(shorter: Workload, longer: Workload) -> list[str]:
     return list((Counter(longer.epilogue) - Counter(shorter.epilogue)).elements())
 
 
-def _needed(steps: Sequence[str], end: Node) -> int:
-    """How often Inductor reads or writes a tensor of the result's size to run steps in one pass."""
+def _fused_us(steps: Sequence[str], end: Node, device: DeviceSpec) -> float:
+    """Microseconds that Inductor takes for steps up to `end` in one pass, one of their own or that of what follows."""
     if not steps:
-        return 0
-    return sum(step in TENSOR_STEPS for step in steps) + (0 if _goes_on(end) else 2)
+        return 0.0
+    tensors = sum(step in TENSOR_STEPS for step in steps)
+    if _goes_on(end):
+        return _over_result_us(tensors, end, device)
+    return LAUNCH_US + _over_result_us(tensors + 2, end, device)
+
+
+def _apart_us(steps: list[str], end: Node, device: DeviceSpec) -> float:
+    """Microseconds that torch takes for steps up to `end` one after the other."""
+    return len(steps) * LAUNCH_US + _over_result_us(passes(steps), end, device)
 
 
 def _padded_us(answer: Answer) -> float | None:
@@ -140,7 +153,7 @@ def _over_result_us(times: int, end: Node, device: DeviceSpec) -> float:
 
 def _pass_us(size_bytes: int, device: DeviceSpec) -> float:
     in_cache = 2 * size_bytes <= device.l2_bytes
-    return size_bytes / (device.bandwidth_gbs * 1e3) / (L2_SPEED if in_cache else 1.0)
+    return size_bytes / (MEMORY_SHARE * device.bandwidth_gbs * 1e3) / (L2_SPEED if in_cache else 1.0)
 
 
 def _goes_on(end: Node) -> bool:
