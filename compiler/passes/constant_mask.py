@@ -27,6 +27,10 @@ NAMESPACES = ("aten", "prims")
 MOST_STEPS = 200
 """Steps that a mask is computed in at most, to be looked at."""
 
+HIDDEN = -65504.0
+"""What torch writes into a mask for cuDNN where a bool one hides a key, and the least number of fp16; others write less
+than that."""
+
 MOST_ELEMENTS = 2**26
 """Elements that any of these steps has in memory at most."""
 
@@ -84,7 +88,7 @@ def judged(mask: torch.Tensor) -> bool | None:
     if mask.dtype is torch.bool:
         seen = mask
     else:
-        seen, hidden = mask == 0, mask <= torch.finfo(mask.dtype).min
+        seen, hidden = mask == 0, mask <= HIDDEN
         if not bool((seen | hidden).all()):
             return None
     if bool(seen.all()):

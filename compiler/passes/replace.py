@@ -26,6 +26,7 @@ from kernelwright.compiler.passes import dynamic_rows, open_sizes
 from kernelwright.compiler.passes.candidate import Candidate, Finder, value_of
 from kernelwright.compiler.passes.constant_mask import simplify_masks
 from kernelwright.compiler.passes.copies import drop_copies
+from kernelwright.compiler.passes.folds import gather_folds
 from kernelwright.compiler.passes.forms import FINDERS, GATED, Option, forms_of, merging_options, wider_workloads
 from kernelwright.compiler.passes.in_place import InPlace, judged, merged, wanted_groups, wanted_pieces
 from kernelwright.compiler.passes.rival import behind_us, rival_us, shorter_forms
@@ -83,6 +84,7 @@ class Replace(CustomGraphPass):
             for finder in FINDERS:
                 for node in found_by(finder, graph):
                     self._report.decisions += self._decide(graph, finder, node)
+            gather_folds(graph)
             if self._tell is not None:
                 self._tell(self._chosen)
         except Exception as error:

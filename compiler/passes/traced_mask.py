@@ -25,16 +25,17 @@ ATTENTION = torch._C._nn.scaled_dot_product_attention
 _ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
 
 _NAMES = """
-add and_ arange bitwise_and bitwise_or bool broadcast_to clone contiguous cumsum diff eq expand expand_as flip float
-full full_like ge getitem gt invert le logical_and logical_not logical_or lt masked_fill mul ne neg new_full new_ones
-new_zeros ones ones_like or_ repeat reshape scalar_tensor squeeze sub tensor to transpose tril triu type unsqueeze view
-where xor zeros zeros_like
+add and and_ arange bitwise_and bitwise_or bool broadcast_to clone contiguous cumsum diff eq expand expand_as flip
+float full full_like ge getitem gt invert le logical_and logical_not logical_or lt masked_fill mul ne neg new_full
+new_ones new_zeros ones ones_like or or_ repeat reshape scalar_tensor squeeze sub tensor to transpose tril triu type
+unsqueeze view where xor zeros zeros_like
 """
 
 _STEPS = frozenset(_NAMES.split())
 """Functions and methods that give the same each time and change nothing."""
 
 _DEVICE = re.compile(r"[a-z]+(:\d+)?")
+_SPECIAL = re.compile(r"__(\w+)__")
 
 _MODULES = (None, "torch", "torch.functional", "_operator", "torch._C", "torch._tensor")
 """Where such functions come from; others of the same names may do anything."""
@@ -124,10 +125,13 @@ def _is_plain(node: Node) -> bool:
 
 
 def _name(node: Node) -> str:
-    """Of a function or a method; "" for what is more than that."""
+    """Of a function or a method, that of an operator such as `__eq__` without its underscores; "" for what is more than
+    that."""
     if isinstance(node.target, torch._ops.HigherOrderOperator | torch._ops.OpOverloadPacket):
         return ""
-    return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    name: str = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    special = _SPECIAL.fullmatch(name)
+    return special[1] if special else name
 
 
 def _evaluated(steps: list[Node]) -> torch.Tensor:

@@ -179,3 +179,18 @@ def test_kernel_is_put_in_where_it_belongs() -> None:
     put_in(module.graph, anchors, option(matmul_workload(6, 12, 8, "fp32", "nn", epilogue=("relu",))))
     targets = [str(node.target) for node in module.graph.nodes if node.op == "call_function"]
     assert targets == ["kernelwright.matmul.default"]
+
+
+@pytest.mark.parametrize(("off", "fits"), [(1.01, True), (1.1, False)])
+def test_results_behind_a_narrow_product_may_differ_as_it_may(
+    monkeypatch: pytest.MonkeyPatch, off: float, fits: bool
+) -> None:
+    from kernelwright.compiler import ops
+
+    real = ops.by_torch
+    monkeypatch.setattr(ops, "by_torch", lambda *args: real(*args) * off)
+    a, b = tensor(6, 8, dtype=torch.bfloat16), tensor(8, 12, dtype=torch.bfloat16)
+    piece = first_piece(lambda a, b: torch.relu(a @ b).float().sum(-1), a, b)
+    one = option(matmul_workload(6, 12, 8, "bf16", "nn"))
+    reply = measure(PieceJob(piece.text, {one.key: one}), FakeTimer(9, 9, 5), "cpu")
+    assert (one.key in reply.ours_us) == fits, reply

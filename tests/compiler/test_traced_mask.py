@@ -221,3 +221,27 @@ def test_the_backend_and_the_collector_do_it(monkeypatch: pytest.MonkeyPatch) ->
     found, _ = collect.collect_workloads(spread, on_meta)
     (workload,) = found
     assert "mask" not in dict(workload.attributes) and "causal" not in dict(workload.attributes)
+
+
+def compared_by_method() -> torch.Tensor:
+    """As a vmapped comparison is traced: its operators are methods such as `__eq__`."""
+    places = torch.arange(LENGTH)
+    packed = (places.expand(2, -1).diff(dim=-1, prepend=places[None, :1].expand(2, 1) - 1) != 1).cumsum(-1)
+    alike = packed[:, None, :, None].__eq__(packed[:, None, None, :])
+    return (places[None, None, None, :] <= places[None, None, :, None]).__and__(alike)
+
+
+def test_operators_that_are_called_by_their_methods_are_known() -> None:
+    q, k, v = operands()
+    (seen,), changed = simplified(lambda q, k, v: sdpa(q, k, v, attn_mask=compared_by_method()), q, k, v)
+    assert changed == 1 and seen["is_causal"] and "attn_mask" not in seen
+
+
+def test_a_mask_that_a_method_of_an_operator_writes_into_stays() -> None:
+    def masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        mask = torch.ones(LENGTH, LENGTH, dtype=torch.bool)
+        mask.__iand__(mask.tril(2))
+        return sdpa(q, k, v, attn_mask=mask)
+
+    (seen,), changed = simplified(masked, *operands())
+    assert changed == 0 and seen["attn_mask"] is not None
