@@ -112,9 +112,13 @@ def _forms(node: Node) -> Iterator[Candidate]:
 
 
 def _batched(node: Node) -> list[Candidate]:
+    """The forms of a batched product: those with the longest chain first. A vector would be another one in each of the
+    batch's products."""
     *added, a, b = node.args
-    start = Tail(node, steps=("residual",), tensors=(added[0],)) if added else Tail(node)  # type: ignore[arg-type]
-    return [Chain(start, a, b)]  # type: ignore[arg-type]
+    if added:
+        return [Chain(Tail(node, steps=("residual",), tensors=(added[0],)), a, b)]  # type: ignore[arg-type]
+    found = list(tails(node, activations(), lambda vector, matrix: False))
+    return [Chain(tail, a, b) for tail in reversed(found)]  # type: ignore[arg-type]
 
 
 def _viewed(graph: Graph, node: Node, shape: list[int]) -> Node:

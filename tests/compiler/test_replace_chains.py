@@ -143,6 +143,20 @@ def test_batched_products(forced: Any, a: Callable[..., Any], b: Callable[..., A
     assert CALL in forced.targets()
 
 
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_both_halves_of_a_swiglu_of_each_expert(forced: Any, dtype: torch.dtype) -> None:
+    sizes = (3, 6, 8), (3, 8, 12), (3, 8, 12)
+    args = [tensor(*size, dtype=dtype) for size in sizes]
+    check(forced, lambda x, gate, up: functional.silu(torch.bmm(x, gate)) * torch.bmm(x, up), *args)
+    assert sorted(forced.epilogues()) == [(), ("silu", "multiply")]
+    assert aten.mul.Tensor not in forced.targets()
+
+
+def test_a_row_that_is_added_to_each_of_a_batch_stays_outside(forced: Any) -> None:
+    check(forced, lambda a, b, y: torch.bmm(a, b) + y, tensor(3, 6, 8), tensor(3, 8, 12), tensor(12))
+    assert forced.epilogues() == [()]
+
+
 def test_sum_with_a_batched_product(forced: Any) -> None:
     check(forced, torch.baddbmm, tensor(3, 6, 12), tensor(3, 6, 8), tensor(3, 8, 12))
     assert forced.epilogues() == [("residual",)]
