@@ -11,6 +11,7 @@ import torch
 from torch.nn import functional
 
 from kernelwright.compiler.collect import collect_workloads, load_model
+from kernelwright.compiler.passes.rival import TENSOR_STEPS
 from kernelwright.errors import UsageError
 
 model_run = pytest.importorskip("model_run")
@@ -64,7 +65,9 @@ def test_models_are_there(name: str) -> None:
 def test_every_product_of_a_model_has_a_workload(name: str, places: int) -> None:
     """Products that share an operand count once more, as the one that they could be."""
     found, left_out = collect_workloads(*made(name))
-    assert left_out == [] and found.total() == places
+    # what reads a tensor of its result's size is counted without it, too
+    twice = sum(calls for workload, calls in found.items() if any(step in TENSOR_STEPS for step in workload.epilogue))
+    assert left_out == [] and found.total() - twice == places
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would run the whole model")
