@@ -54,6 +54,13 @@ def test_folded_norms_are_one_list(forced: Any, dtype: torch.dtype) -> None:
     assert all(part.meta["val"].dtype == torch.float32 for part in together.users)
 
 
+def test_many_vectors_are_several_lists(forced: Any) -> None:
+    model, x = Layers(10).eval(), image()
+    with torch.no_grad():
+        torch.testing.assert_close(forced.compile(model)(x), model(x), rtol=1e-4, atol=1e-4)
+    assert [len(node.args[0]) for node in lists(forced)] == [16, 4]
+
+
 def test_one_norm_stays_as_it_is(forced: Any) -> None:
     model, x = Layers(1).eval(), image()
     with torch.no_grad():
