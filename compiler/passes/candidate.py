@@ -63,6 +63,11 @@ def value_of(node: Any) -> torch.Tensor:
     return value
 
 
+def has_gradients(graph: Graph) -> bool:
+    """Whether a graph is forward and backward together, which torch takes apart later."""
+    return any(node.op == "placeholder" and node.name.startswith("tangents") for node in graph.nodes)
+
+
 def item_of(node: Node, place: int) -> Node | None:
     """The node that takes result number `place` of one with several results; None where nobody does."""
     for user in node.users:

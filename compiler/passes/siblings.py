@@ -18,7 +18,7 @@ from torch.fx import Graph, Node
 from kernelwright.compiler import side_by_side
 from kernelwright.compiler.merged_call import MERGED
 from kernelwright.compiler.operands import workload_of
-from kernelwright.compiler.passes.candidate import emit, is_known, value_of
+from kernelwright.compiler.passes.candidate import emit, has_gradients, is_known, value_of
 from kernelwright.compiler.passes.pointwise import CASTS, VIEWS, find_activation, is_step
 from kernelwright.compiler.piece import SHAPES, source_of
 from kernelwright.errors import UsageError
@@ -155,7 +155,7 @@ class Siblings:
 
 def siblings(graph: Graph, nodes: Iterable[Node]) -> list[Siblings]:
     """The groups of products, out of these nodes, that could be one each; none in a graph that has gradients."""
-    if any(node.op == "placeholder" and node.name.startswith("tangents") for node in graph.nodes):
+    if has_gradients(graph):
         return []
     found: dict[tuple[Any, ...], list[Node]] = {}
     for node in nodes:

@@ -6,8 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+import torch.utils.checkpoint
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph
 
 from kernelwright.compiler.kernel_call import CALL
+from kernelwright.compiler.passes.folds import gather_folds
 
 aten = torch.ops.aten
 LAST = torch.channels_last
@@ -97,3 +101,73 @@ def test_steps_in_front_of_the_first_call_may_have_other_users(forced: Any) -> N
     with torch.no_grad():
         torch.testing.assert_close(forced.compile(run)(x), run(x), rtol=1e-4, atol=1e-4)
     assert len(lists(forced)) == 1
+
+
+def test_only_vectors_are_gathered(forced: Any) -> None:
+    """A small image is a step in front of the first call, too."""
+    model, x = Layers(3).eval(), image()
+    with torch.no_grad():
+        torch.testing.assert_close(
+            forced.compile(lambda x: model(x * 2 + 1))(x), model(x * 2 + 1), rtol=1e-4, atol=1e-4
+        )
+    (together,) = lists(forced)
+    assert [value.dim() for value in together.meta["val"]] == [1] * 6
+
+
+class FrozenNorm(torch.nn.Module):
+    """A norm of buffers, as detectors have it, which gets no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for name in ("scale", "shift", "mean", "var"):
+            self.register_buffer(name, torch.rand(8) + 0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        scale = self.scale * (self.var + 1e-5).rsqrt()
+        return x * scale[:, None, None] + (self.shift - self.mean * scale)[:, None, None]
+
+
+@pytest.mark.parametrize("kept", [True, False], ids=["kept", "computed again"])
+@pytest.mark.parametrize("behind", [1, 2], ids=["", "scaled result"])
+def test_training_with_frozen_norms(forced: Any, kept: bool, behind: int) -> None:
+    """Torch takes forward and backward apart, and can neither save nor compute again a list; and gradients that come
+    in are no inputs of the forward pass."""
+    model = Layers(3)
+    model.norms = torch.nn.ModuleList(FrozenNorm() for _ in range(3))
+    last = torch.nn.Conv2d(8, 8, 1).to(memory_format=LAST)
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        middle = model(x) if kept else torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False)
+        return last(middle) * behind
+
+    def gradients(function: Any) -> list[torch.Tensor]:
+        function(image()).square().sum().backward()
+        parameters = [*model.parameters(), *last.parameters()]
+        found = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        for parameter in parameters:
+            parameter.grad = None
+        return found
+
+    got, want = gradients(forced.compile(run)), gradients(run)
+    assert len(got) == 5
+    torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
+    assert CALL in forced.targets()
+
+
+@pytest.mark.parametrize("written", [False, True])
+def test_inputs_that_are_written_into_are_read_where_they_were(written: bool) -> None:
+    graph = Graph()
+    with FakeTensorMode():
+        values = [torch.empty(8) for _ in range(5)]
+    given = [graph.placeholder(f"v{place}") for place in range(5)]
+    for node, value in zip(given, values, strict=True):
+        node.meta["val"] = value
+    for place, node in enumerate(given[:4]):
+        if place == 3 and written:
+            graph.call_function(aten.copy_.default, (node, given[4])).meta["val"] = values[3]
+        wide = graph.call_function(aten.neg.default, (node,))
+        wide.meta["val"] = values[place]
+        graph.call_function(CALL, ([wide], "", "", "", "")).meta["val"] = [values[place]]
+    graph.output(())
+    gather_folds(graph)
+    assert len(graph.find_nodes(op="call_function", target=aten._foreach_mul.Scalar)) == (not written)
