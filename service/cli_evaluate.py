@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 import numpy as np
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from kernelwright.errors import UnknownStrategy, UsageError
@@ -22,7 +21,7 @@ from kernelwright.search import STRATEGIES
 from kernelwright.search.quality_plot import plot as draw
 from kernelwright.search.replay_cases import find_spaces, load_cases
 from kernelwright.search.replay_evaluation import EXACT_RANDOM, LIMIT, make_row, random_row, replays
-from kernelwright.service.cli_output import to_stderr
+from kernelwright.service.cli_output import print_table, to_stderr
 
 evaluate_app = typer.Typer(help="Judge search strategies.", no_args_is_help=True)
 
@@ -139,4 +138,4 @@ def _print(rows: Sequence[Mapping[str, Any]], limit: int) -> None:
     table = Table(*columns, box=None, pad_edge=False)
     for row in rows:
         table.add_row(*(str(row.get(name, "")) for name in columns))
-    Console(width=None if sys.stdout.isatty() else 160).print(table)
+    print_table(table)

@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from kernelwright.errors import UsageError
 from kernelwright.kernels.child_process import ChildProcess, ChildRaised
 from kernelwright.kernels.device import named_device
 from kernelwright.service import cli_options as options
-from kernelwright.service.cli_output import print_json, to_stderr
+from kernelwright.service.cli_output import print_json, print_table, to_stderr
 from kernelwright.service.settings import load_settings
 
 _EXPLAIN = "kernelwright.compiler.explain:explain_file"
@@ -53,7 +52,7 @@ def explain(
     table = Table(*COLUMNS, title=headline(found["products"]))
     for product in found["products"]:
         table.add_row(*cells(product))
-    Console().print(table)
+    print_table(table)
 
 
 def headline(products: list[dict[str, Any]]) -> str:

@@ -27,7 +27,7 @@ from kernelwright.search.fleet_runner import FleetRunner, side_by_side
 from kernelwright.search.local_fleet import local_fleet
 from kernelwright.search.ray_runner import ray_fleet
 from kernelwright.service.campaign import LATE_S, CampaignRun, Plan
-from kernelwright.service.cli_output import print_json, to_stderr
+from kernelwright.service.cli_output import print_json, print_table, to_stderr
 from kernelwright.service.settings import Settings
 
 RUNNERS = ("local", "ray")
@@ -99,7 +99,7 @@ def tune_many(
         print_json({"devices": reports, "fleet": [_work_of(member) for member in fleet.members()]})
     else:
         for run in runs:
-            Console().print(table_of(run, len(shares)))
+            print_table(table_of(run, len(shares)))
             typer.echo(_summary(run))
 
 

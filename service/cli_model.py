@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from kernelwright.cost_model.calibration_fit import calibrate
@@ -22,7 +21,7 @@ from kernelwright.db import Store
 from kernelwright.errors import UsageError
 from kernelwright.search.recording_files import read_trials
 from kernelwright.service import cli_options as options
-from kernelwright.service.cli_output import print_json, print_rows, to_stderr
+from kernelwright.service.cli_output import print_json, print_rows, print_table, to_stderr
 from kernelwright.service.settings import load_settings
 from kernelwright.types import Trial
 
@@ -172,4 +171,4 @@ def _print_report(grouping: str, report: Mapping[str, Any]) -> None:
             for name in _SHOWN
         )
         table.add_row(model, *cells)
-    Console().print(table)
+    print_table(table)

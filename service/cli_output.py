@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from kernelwright.service.schemas import BestKernel, DeviceOut
+
+WIDTH = 200
+"""Columns of a table that goes to a file or another program."""
 
 
 def to_stderr(message: str) -> None:
@@ -48,12 +52,17 @@ def print_best(best: BestKernel) -> None:
     print_rows(rows)
 
 
+def print_table(table: Table) -> None:
+    """A table as wide as the terminal, or WIDTH where there is none."""
+    Console(width=None if sys.stdout.isatty() else WIDTH).print(table)
+
+
 def print_rows(rows: Sequence[tuple[str, str]]) -> None:
     """Names and values, one a line."""
     table = Table(show_header=False, box=None, pad_edge=False)
     for name, value in rows:
         table.add_row(Text(name, style="bold"), Text(value))
-    Console().print(table)
+    print_table(table)
 
 
 def print_devices(devices: Sequence[DeviceOut]) -> None:
@@ -72,7 +81,7 @@ def print_devices(devices: Sequence[DeviceOut]) -> None:
             "yes" if device.present else "",
             "yes" if device.replay else "",
         )
-    Console().print(table)
+    print_table(table)
 
 
 def _schedule(best: BestKernel) -> str:
