@@ -12,11 +12,9 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 
-from kernelwright.kernels import get_operator
 from kernelwright.kernels.build import BUILD_TIMEOUT_S, BuildPool
 from kernelwright.kernels.built import is_built
 from kernelwright.kernels.cores import compilers
-from kernelwright.kernels.operator import Launch
 from kernelwright.search.answer import Answer
 from kernelwright.types import DeviceSpec, Schedule, Workload
 
@@ -28,11 +26,7 @@ START_TIMEOUT_S = 120.0
 
 _log = logging.getLogger(__name__)
 
-FOLDED = f"{__name__}:plan_with_folded_vectors"
-"""The planner of kernels whose scale and bias a graph folds, which come in fp32 then. They are other kernels than those
-that were measured, with vectors in the result's type, and in no cache before a model was compiled."""
-
-_Job = tuple[Workload, Schedule, DeviceSpec, str]
+_Job = tuple[Workload, Schedule, DeviceSpec]
 _pending: dict[tuple[str, str], Future[None]] = {}
 _guard = threading.Lock()
 
@@ -43,7 +37,7 @@ def build_ahead(answers: Sequence[Answer]) -> int:
     Whatever goes wrong is left to the launch, which meets it again and knows what to do.
     """
     chosen = [(a.workload, a.schedule, a.device) for a in answers if a.schedule is not None]
-    jobs: dict[tuple[str, str], _Job] = {_key(w, s): (w, s, d, _operands(w)) for w, s, d in chosen}
+    jobs: dict[tuple[str, str], _Job] = {_key(w, s): (w, s, d) for w, s, d in chosen}
     with _guard:
         new = {key: job for key, job in jobs.items() if key not in _pending and not is_built(*job)}
         if len(new) < FEWEST:
@@ -55,18 +49,6 @@ def build_ahead(answers: Sequence[Answer]) -> int:
     closing = (pool, threads, list(futures.values()))
     threading.Thread(target=_close_after, args=closing, name="kernelwright-ahead", daemon=True).start()
     return len(new)
-
-
-def plan_with_folded_vectors(workload: Workload, schedule: Schedule) -> list[Launch]:
-    """The launches on tensors without data, with scale and bias in fp32."""
-    operator = get_operator(workload.operator)
-    inputs = operator.make_inputs(workload, 0, "meta")
-    inputs |= {name: inputs[name].float() for name in ("scale_vec", "bias") if name in inputs}
-    return list(operator.plan(workload, schedule, inputs, operator.empty_output(workload, "meta")))
-
-
-def _operands(workload: Workload) -> str:
-    return FOLDED if "scale_vec" in workload.epilogue else ""
 
 
 def wait_for(workload: Workload, schedule: Schedule) -> None:
@@ -82,9 +64,9 @@ def _key(workload: Workload, schedule: Schedule) -> tuple[str, str]:
     return workload.key, schedule.key
 
 
-def _build(pool: BuildPool, workload: Workload, schedule: Schedule, device: DeviceSpec, operands: str) -> None:
+def _build(pool: BuildPool, workload: Workload, schedule: Schedule, device: DeviceSpec) -> None:
     try:
-        pool.build(workload, schedule, device, operands=operands)
+        pool.build(workload, schedule, device)
     except Exception as error:
         # a process that ends, a compiler that refuses: the launch will tell
         _log.info("not compiled ahead: %s", error)

@@ -52,14 +52,13 @@ class BuildReport:
 
 @dataclasses.dataclass(frozen=True)
 class BuildJob:
-    """What a child is asked to build; planner names a Planner as "module:function"; operands: see `is_built`."""
+    """What a child is asked to build; planner names a Planner as "module:function"."""
 
     workload: Workload
     schedule: Schedule
     device: DeviceSpec
     planner: str
     keep_artifact: bool
-    operands: str = ""
 
 
 def build(workload: Workload, schedule: Schedule, device: DeviceSpec) -> BuildReport:
@@ -118,11 +117,9 @@ class BuildPool:
         device: DeviceSpec,
         *,
         keep_artifact: bool = False,
-        operands: str = "",
     ) -> BuildReport:
-        """Compile one schedule and wait for it; the errors of the function `build`. operands: a planner with other ones
-        than the workload is measured with."""
-        job = BuildJob(workload, schedule, device, operands or self._planner, keep_artifact, operands)
+        """Compile one schedule and wait for it; the errors of the function `build`."""
+        job = BuildJob(workload, schedule, device, self._planner, keep_artifact)
         return self._threads.submit(self._run, job).result()
 
     def build_all(
@@ -206,7 +203,7 @@ class BuildPool:
             child = self._idle.get()
         try:
             report: BuildReport = child.call(job, self._timeout_s)
-            note_built(job.workload, job.schedule, job.device, job.operands)
+            note_built(job.workload, job.schedule, job.device)
             return report
         except ChildTimeout as error:
             raise BuildFailed(f"the compiler was stopped after {error.timeout_s:g} s on {job.schedule}") from None

@@ -66,6 +66,7 @@ def make_inputs(problem: Problem, seed: int, device: str) -> Inputs:
     """Both operands and what the epilogue reads, random normal (integers: from -128 to 127).
 
     "x", "w" and "d_out" (in a gradient's workload), "bias" and "scale_vec" [K], "residual" and "multiply" like out.
+    Vectors have the type of out, but fp32 where channels are scaled: a folded batch norm comes that way.
     """
     import torch
 
@@ -74,12 +75,13 @@ def make_inputs(problem: Problem, seed: int, device: str) -> Inputs:
     for name in problem.operands:
         empty = strided(problem.shapes[name], problem.layouts[name], problem.dtypes[name], device)
         inputs["d_out" if name == "out" else name] = fill_random(empty, generator)
+    vectors = "fp32" if "scale_vec" in problem.epilogue else problem.dtypes["out"]
     for position, step in enumerate(problem.epilogue):
         where = OPERANDS.get(step)
         if where is None:
             continue
         if where == "k":
-            empty = torch.empty(problem.k, dtype=torch_dtype(problem.dtypes["out"]), device=device)
+            empty = torch.empty(problem.k, dtype=torch_dtype(vectors), device=device)
         else:
             empty = empty_output(problem, device)
         inputs[operand_name(problem.epilogue, position)] = fill_random(empty, generator)

@@ -24,7 +24,8 @@ def vendor_call(workload: Workload, problem: Problem, inputs: Inputs) -> Call | 
 
     On a GPU the operands as they lie, channels_last and NCHW are tried, each with cuDNN's own search
     (`cudnn.benchmark`), and the fastest is taken: images that lie otherwise are copied inside the call, weights before
-    it. 8-bit operands are widened before the call to the 16-bit type that a user without such a kernel runs.
+    it. 8-bit operands are widened before the call to the 16-bit type that a user without such a kernel runs; vectors
+    are brought to the result's type.
     """
     first, second = (problem.dtypes[name] for name in problem.operands)
     result = problem.dtypes[problem.result]
@@ -34,6 +35,7 @@ def vendor_call(workload: Workload, problem: Problem, inputs: Inputs) -> Call | 
     if narrow:
         kind = torch_dtype(result if result in ("fp16", "bf16") else "bf16")
         inputs = {**inputs, **{name: inputs[name].to(kind) for name in ("x", "w")}}
+    inputs = {name: t.to(torch_dtype(result)) if t.dim() == 1 else t for name, t in inputs.items()}
     tf32 = "tf32" in allowed(first, second, result, workload.error_budget)
     calls = [_named(call, tf32, narrow) for call in _candidates(problem, inputs)]
     return fastest(calls) if inputs[_image(problem)].is_cuda else calls[0]

@@ -55,7 +55,8 @@ def empty_output(problem: Problem, device: str) -> torch.Tensor:
 
 
 def make_inputs(problem: Problem, seed: int, device: str) -> Inputs:
-    """Every operand of the problem, random normal (integers: from -128 to 127; scales near 1)."""
+    """Every operand of the problem, random normal (integers: from -128 to 127; scales near 1). Vectors of the epilogue
+    have the type of out, but fp32 where columns are scaled."""
     import torch
 
     p = problem
@@ -100,6 +101,8 @@ def _epilogue_operands(p: Problem, generator: torch.Generator, device: str) -> I
     import torch
 
     columns = p.n
+    # as a folded batch norm comes
+    vectors = "fp32" if "scale_vec" in p.epilogue else p.out_dtype
     for position, step in enumerate(p.epilogue):
         if step in PAIRS:
             columns = p.out_n
@@ -115,7 +118,7 @@ def _epilogue_operands(p: Problem, generator: torch.Generator, device: str) -> I
             out[name] = _random(torch.empty((), dtype=torch.float32, device=device), generator)
         else:
             size = p.m if where == "m" else columns
-            out[name] = _random(torch.empty(size, dtype=torch_dtype(p.out_dtype), device=device), generator)
+            out[name] = _random(torch.empty(size, dtype=torch_dtype(vectors), device=device), generator)
     return out
 
 

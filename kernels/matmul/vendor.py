@@ -28,6 +28,7 @@ def vendor_call(workload: Workload, problem: Problem, inputs: Inputs) -> Call | 
     """(name, call) that computes the workload through torch; None for outputs that torch's product cannot write."""
     import torch
 
+    inputs = _as_the_result(problem, inputs)
     if problem.groups:
         return _with_rest(problem, inputs, _grouped(inputs), 0)
     if problem.scaling:
@@ -40,6 +41,13 @@ def vendor_call(workload: Workload, problem: Problem, inputs: Inputs) -> Call | 
         return f"{name} (tf32)", lambda: _with_tf32(call)
     torch.backends.cuda.matmul.allow_tf32 = False
     return _strongest(problem, inputs)
+
+
+def _as_the_result(problem: Problem, inputs: Inputs) -> Inputs:
+    """The operands, vectors of the epilogue in the result's type."""
+    steps = [place for place, step in enumerate(problem.epilogue) if OPERANDS.get(step) in ("m", "n")]
+    names = [operand_name(problem.epilogue, place) for place in steps]
+    return {**inputs, **{name: inputs[name].to(torch_dtype(problem.out_dtype)) for name in names}}
 
 
 def _with_tf32(call: Callable[[], Any]) -> Any:

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
-from torch.utils._pytree import tree_leaves
 
 from kernelwright.compiler import prebuild
+from kernelwright.compiler.kernel_call import CALL
 from kernelwright.compiler.passes.replace import Replace
 from kernelwright.compiler.prebuild import FEWEST, build_ahead, wait_for
 from kernelwright.errors import BuildFailed
 from kernelwright.kernels import get_operator
-from kernelwright.kernels.build import plan_on_meta
 from kernelwright.kernels.built import is_built, note_built
 from kernelwright.kernels.device import named_device
 from kernelwright.kernels.matmul.workload import matmul_workload
@@ -39,12 +40,12 @@ class FakePool:
         self.go, self.fail = threading.Event(), False
         FakePool.made.append(self)
 
-    def build(self, workload: Workload, schedule: Schedule, device: DeviceSpec, *, operands: str) -> None:
+    def build(self, workload: Workload, schedule: Schedule, device: DeviceSpec) -> None:
         self.begun.append(workload)
         assert self.go.wait(30)
         if self.fail:
             raise BuildFailed("no")
-        note_built(workload, schedule, device, operands)
+        note_built(workload, schedule, device)
 
     def close(self) -> None:
         self.closed.set()
@@ -161,23 +162,25 @@ def test_the_pass_tells_what_a_graph_got(recorder: Callable[..., Recorder]) -> N
     assert [(answer.workload.dims["M"], answer.schedule) for answer in told] == [(32, SCHEDULE)]
 
 
-def test_kernels_that_read_folded_vectors_are_others_than_were_measured(pools: list[FakePool]) -> None:
-    workloads = [matmul_workload(64, 64, n, "bf16", epilogue=("scale_vec", "bias")) for n in (16, 32, 48)]
-    for workload in workloads:
-        note_built(workload, SCHEDULE, DEVICE)
-    asked = [Answer("measured", workload, DEVICE, SCHEDULE, "kernel") for workload in workloads]
-    assert build_ahead(asked) == 3
-    pools[0].go.set()
-    assert pools[0].closed.wait(30)
-    assert build_ahead(asked) == 0
-
-
-def test_folded_vectors_are_planned_in_fp32() -> None:
-    workload = matmul_workload(64, 64, 32, "bf16", epilogue=("scale_vec", "bias"))
-    schedule = next(iter(get_operator("matmul").space(workload, DEVICE)))
-    kinds = []
-    for plan in (plan_on_meta, prebuild.plan_with_folded_vectors):
-        given = [(arguments, options) for _, _, arguments, options in plan(workload, schedule)]
-        vectors = [x for x in tree_leaves(given) if isinstance(x, torch.Tensor) and x.dim() == 1]
-        kinds.append([vector.dtype for vector in vectors if vector.is_floating_point()])
-    assert kinds == [[torch.bfloat16] * 2, [torch.float32] * 2]
+@pytest.mark.parametrize(
+    ("layers", "x"),
+    [
+        pytest.param((torch.nn.Conv2d(16, 32, 3), torch.nn.BatchNorm2d(32)), torch.randn(2, 16, 9, 9), id="conv2d"),
+        pytest.param((torch.nn.Linear(16, 32), torch.nn.BatchNorm1d(32)), torch.randn(8, 16), id="matmul"),
+    ],
+)
+def test_folded_batch_norms_launch_the_kernel_that_was_measured(
+    layers: Sequence[torch.nn.Module], x: torch.Tensor, forced: Any
+) -> None:
+    """Another one, for vectors of another type, would be in no cache, however long was tuned."""
+    model = torch.nn.Sequential(*layers, torch.nn.ReLU()).bfloat16().eval()
+    with torch.no_grad():
+        forced.compile(model)(x.bfloat16())
+    (call,) = (node for graph in forced.graphs for node in graph.nodes if node.target is CALL)
+    operands, names, text, *_ = call.args
+    workload = Workload.from_json(json.loads(text))
+    assert workload.epilogue[:2] == ("scale_vec", "bias")
+    launched = {name: node.meta["val"].dtype for name, node in zip(names.split(","), operands, strict=True)}
+    measured = get_operator(workload.operator).make_inputs(workload, 0, "meta")
+    assert launched == {name: tensor.dtype for name, tensor in measured.items()}
+    assert launched["scale_vec"] is torch.float32
