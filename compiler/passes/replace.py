@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -42,6 +43,9 @@ OPEN_SIZES = "its sizes are not known before it runs"
 
 ENOUGH = 0.99
 """Our time must be below this share of the rival's: what is equal stays as it is."""
+
+TIMED = ("measured", "stale")
+"""Kinds of answer whose time was taken on the workload itself."""
 
 _log = logging.getLogger(__name__)
 
@@ -295,8 +299,8 @@ class Replace(CustomGraphPass):
     def _by_record(
         self, node: Node, name: str, forms: Iterable[Candidate]
     ) -> tuple[Decision, tuple[Candidate, Answer] | None]:
-        """What records say of a place, with the form that a kernel of ours takes over: of those that win the one with
-        which all steps of the longest are done soonest."""
+        """What records say of a place, with the form that a kernel of ours takes over: of those that win the longest,
+        or, where it was timed, of all that were the one with which all its steps are done soonest."""
         decision = Decision(name, None, False, "no form of it fits a kernel")
         winners: list[tuple[Candidate, Answer, Decision]] = []
         longest: tuple[Workload, Node] | None = None
@@ -324,9 +328,11 @@ class Replace(CustomGraphPass):
 
         def done_us(one: tuple[Candidate, Answer, Decision]) -> float:
             _, answer, _ = one
-            return (answer.expected_us or 0.0) + behind_us(answer.workload, whole, end, answer.device)
+            own = answer.expected_us if answer.expected_us is not None and answer.how in TIMED else math.inf
+            return own + behind_us(answer.workload, whole, end, answer.device)
 
-        candidate, answer, decision = min(winners, key=done_us)
+        best = winners[0] if math.isinf(done_us(winners[0])) else min(winners, key=done_us)
+        candidate, answer, decision = best
         return decision, (candidate, answer)
 
     def _rival_us(self, answer: Answer, end: Node) -> float | None:
