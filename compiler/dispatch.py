@@ -76,8 +76,10 @@ class RecordedAnswers:
         self._device = device
         self._toolchain = toolchain
         self._by_workload: dict[str, list[TuningRecord]] = defaultdict(list)
+        self._by_family: dict[tuple[object, ...], list[TuningRecord]] = defaultdict(list)
         for record in records:
             self._by_workload[record.workload.key].append(record)
+            self._by_family[_family(record.workload)].append(record)
         self._answers: dict[Workload, Answer] = {}
 
     def __call__(self, workload: Workload) -> Answer:
@@ -98,7 +100,8 @@ class RecordedAnswers:
 
     def neighbours(self, workload: Workload, device_key: str, limit: int = 64) -> list[TuningRecord]:
         """See `kernelwright.search.answer.Records`; all there are, because sorting them out is cheap here."""
-        return [r for r in self._records if r.device.key == device_key and _same_family(r.workload, workload)]
+        family = self._by_family.get(_family(workload), [])
+        return [r for r in family if r.device.key == device_key and r.workload.dims != workload.dims]
 
 
 def device_of(name: str | None) -> DeviceSpec:
@@ -130,6 +133,7 @@ def check_exists(url: str) -> None:
         raise DatabaseUnavailable(f"there is no database at {path}; fill one by: kernelwright tune")
 
 
-def _same_family(one: Workload, other: Workload) -> bool:
-    names = ("operator", "dtypes", "layouts", "epilogue", "attributes", "error_budget")
-    return one.dims != other.dims and all(getattr(one, name) == getattr(other, name) for name in names)
+def _family(workload: Workload) -> tuple[object, ...]:
+    """All of a workload but its sizes."""
+    w = workload
+    return w.operator, w.dtypes, w.layouts, w.epilogue, w.attributes, w.error_budget

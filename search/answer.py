@@ -161,17 +161,11 @@ def _nearest(
     fingerprints: Mapping[str, str],
 ) -> TuningRecord | None:
     """The closest neighbour whose schedule can run this workload; of equally close ones, today's code, then newest."""
-    usable = [
-        record
-        for record in neighbours
-        if _in_reach(workload, record.workload) and _is_legal(operator, workload, device, record.schedule)
-    ]
-    newest_first = sorted(usable, key=lambda record: record.created_at, reverse=True)
-    return min(
-        newest_first,
-        key=lambda record: (_distance(workload, record.workload), not _is_current(record, fingerprints)),
-        default=None,
-    )
+    near = [record for record in neighbours if _in_reach(workload, record.workload)]
+    near.sort(key=lambda record: record.created_at, reverse=True)
+    near.sort(key=lambda record: (_distance(workload, record.workload), not _is_current(record, fingerprints)))
+    # what is legal takes a look at the space: not more often than need be
+    return next((record for record in near if _is_legal(operator, workload, device, record.schedule)), None)
 
 
 def _in_reach(workload: Workload, other: Workload) -> bool:

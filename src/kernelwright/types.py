@@ -60,6 +60,8 @@ class FrozenMap(Mapping[str, V]):
         return self._hash
 
     def __eq__(self, other: object) -> bool:
+        if isinstance(other, FrozenMap):
+            return self._items == other._items
         return isinstance(other, Mapping) and self._items == dict(other)
 
     def __repr__(self) -> str:

@@ -8,10 +8,11 @@ from kernelwright.cost_model.calibration import UNCALIBRATED
 from kernelwright.cost_model.roofline_model import RooflineModel
 from kernelwright.cost_model.xgboost_model import XGBoostModel
 from kernelwright.errors import InvalidWorkload, UnknownOperator
-from kernelwright.kernels import get_operator
+from kernelwright.kernels import Operator, get_operator
 from kernelwright.kernels.conv2d.workload import conv2d_workload
+from kernelwright.search import answer as answer_module
 from kernelwright.search.answer import Answer, find_winner
-from kernelwright.types import FrozenMap, Measurement, Schedule, Status, Toolchain, TuningRecord, Workload
+from kernelwright.types import DeviceSpec, FrozenMap, Measurement, Schedule, Status, Toolchain, TuningRecord, Workload
 from tests.search.fakes import DEVICE, TOOLCHAIN, WORKLOAD, workload
 
 MATMUL = get_operator("matmul")
@@ -121,6 +122,22 @@ def test_the_nearest_must_be_legal_here() -> None:
     gone = Schedule("pointer", FrozenMap({"block_q": 1}))
     far = record(of=workload(3000))
     assert ask(record(of=workload(2047), schedule=gone), far).record == far
+
+
+def test_no_more_neighbours_are_checked_than_need_be(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A check may enumerate a space, and a compile meets dozens of workloads that nothing is known of."""
+    checked: list[Schedule] = []
+    real = answer_module._is_legal
+
+    def counted(operator: Operator, of: Workload, device: DeviceSpec, schedule: Schedule) -> bool:
+        checked.append(schedule)
+        return real(operator, of, device, schedule)
+
+    monkeypatch.setattr(answer_module, "_is_legal", counted)
+    gone = Schedule("pointer", FrozenMap({"block_q": 1}))
+    records = [record(of=workload(m)) for m in (3000, 1504, 3504)]
+    assert ask(*records, record(of=workload(2056), schedule=gone)).record == records[1]
+    assert checked == [gone, records[1].schedule]
 
 
 def test_alignment_counts_as_distance() -> None:
