@@ -40,8 +40,9 @@ _SPECIAL = re.compile(r"__(\w+)__")
 _MODULES = (None, "torch", "torch.functional", "_operator", "torch._C", "torch._tensor")
 """Where such functions come from; others of the same names may do anything."""
 
-_WRITERS = frozenset({"setitem", "delitem", "iand", "ior", *(f"i{name}" for name in dir(operator))} & {*dir(operator)})
-"""Python's own functions that write into what they are given: setitem, iadd, imul and so on."""
+_IN_PLACE = {"setitem", "delitem", "iand", "ior", *(f"i{name}" for name in dir(operator))} & {*dir(operator)}
+_WRITERS = frozenset({*_IN_PLACE, "idiv"})
+"""Python's own functions that write into what they are given (setitem, iadd, imul and so on), and torch's idiv."""
 
 
 def simplify_traced_masks(module: GraphModule) -> int:

@@ -245,3 +245,20 @@ def test_a_mask_that_a_method_of_an_operator_writes_into_stays() -> None:
 
     (seen,), changed = simplified(masked, *operands())
     assert changed == 0 and seen["attn_mask"] is not None
+
+
+IN_PLACE = [name for name in dir(torch.Tensor) if name.startswith("__i") and hasattr(torch.Tensor, f"__{name[3:]}")]
+
+
+@pytest.mark.parametrize("name", [*IN_PLACE, "__setitem__", "iadd_", "masked_fill_"])
+def test_methods_that_write_are_known(name: str) -> None:
+    graph = torch.fx.Graph()
+    mask = graph.placeholder("mask")
+    assert traced_mask._writes(graph.call_method(name, (mask, mask)))
+
+
+def test_methods_that_write_are_found_by_their_names() -> None:
+    assert {"__iadd__", "__iand__", "__idiv__", "__ilshift__", "__ipow__"} <= set(IN_PLACE)
+    graph = torch.fx.Graph()
+    mask = graph.placeholder("mask")
+    assert not traced_mask._writes(graph.call_method("__invert__", (mask,)))
