@@ -39,6 +39,8 @@ from kernelwright.errors import UsageError
 from kernelwright.search.answer import Answer
 from kernelwright.types import Workload
 
+CPP_WRAPPER = "torch's C++ wrapper takes neither quotes in what an operator is told nor a list of one result"
+
 OPEN_SIZES = "its sizes are not known before it runs"
 
 ENOUGH = 0.99
@@ -80,6 +82,10 @@ class Replace(CustomGraphPass):
 
     def __call__(self, graph: Graph) -> None:
         """Replace what is faster; an error of ours leaves the rest of the graph as it is, and is logged."""
+        if inductor_config.cpp_wrapper and not V.aot_compilation:
+            self._report.warnings.append(CPP_WRAPPER)
+            _log.warning("products are left to Inductor: %s", CPP_WRAPPER)
+            return
         try:
             self.simplify(graph)
             self._prepare(graph)

@@ -56,6 +56,16 @@ def test_a_whole_model_is_one_graph(compiled: Any) -> None:
     assert len(report.replaced) == 5 and report.warnings == []
 
 
+def test_torchs_cpp_wrapper_gets_none_of_our_operators(recorder: Any) -> None:
+    """It cannot compile their texts, and crashes on lists of one result."""
+    model, x, report = Small(), torch.randn(2, 8, 16), Report()
+    options = {"answers": recorder(), "devices": ("cpu",), "report": report, "cpp_wrapper": True}
+    with torch.no_grad():
+        run = torch.compile(model, backend=backend, options=options)
+        torch.testing.assert_close(run(x), model(x), rtol=1e-4, atol=1e-4)
+    assert report.replaced == [] and len(report.warnings) == 1 and "C++ wrapper" in report.warnings[0]
+
+
 def test_a_whole_model_trains_in_one_graph(compiled: Any) -> None:
     model, x = Mixed(), torch.randn(2, 3, 16, 16)
     run, report = compiled(model, fullgraph=True)
