@@ -48,11 +48,16 @@ class Form:
         """That of a tensor, which may be a fake one."""
         return cls(tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype)
 
-    def fits(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor has these sizes and this type, and these strides wherever a size is above 1."""
-        if tensor.shape != self.sizes or tensor.dtype != self.dtype:
+    @classmethod
+    def vector(cls, size: int) -> Form:
+        """That of a vector in fp32."""
+        return cls((size,), (1,), torch.float32)
+
+    def fits(self, other: Form) -> bool:
+        """Whether sizes and type are the same, and strides wherever a size is above 1."""
+        if other.sizes != self.sizes or other.dtype != self.dtype:
             return False
-        pairs = zip(self.sizes, self.strides, tensor.stride(), strict=True)
+        pairs = zip(self.sizes, self.strides, other.strides, strict=True)
         return all(size <= 1 or want == got for size, want, got in pairs)
 
     def empty(self, device: torch.device) -> torch.Tensor:
@@ -69,24 +74,24 @@ def expected_forms(workload: Workload) -> Mapping[str, Form]:
     return {name: Form.of(tensor) for name, tensor in inputs.items()}
 
 
-def check_operands(workload: Workload, operands: dict[str, torch.Tensor]) -> None:
-    """InvalidWorkload unless the workload has these operands, in these sizes and strides. Fake tensors will do."""
+def check_operands(workload: Workload, operands: Mapping[str, Form]) -> None:
+    """InvalidWorkload unless the workload has these operands, in these sizes and strides."""
     forms = expected_forms(workload)
     if set(forms) != set(operands):
         raise InvalidWorkload(f"operands must be {', '.join(sorted(forms))}, got {', '.join(sorted(operands))}")
     for name, form in forms.items():
         got = operands[name]
         if not (form.fits(got) or _is_precise_vector(form, got)):
-            raise InvalidWorkload(f"{name} must be {_told(form)}, got {_told(Form.of(got))}")
+            raise InvalidWorkload(f"{name} must be {_told(form)}, got {_told(got)}")
 
 
 def _told(form: Form) -> str:
     return f"{list(form.sizes)} {str(form.dtype).removeprefix('torch.')} with strides {list(form.strides)}"
 
 
-def _is_precise_vector(form: Form, tensor: torch.Tensor) -> bool:
+def _is_precise_vector(form: Form, other: Form) -> bool:
     """Scales and biases are widened to fp32 by every kernel, so that they may come that way."""
-    return len(form.sizes) == 1 and dataclasses.replace(form, dtype=torch.float32).fits(tensor)
+    return len(form.sizes) == 1 and dataclasses.replace(form, dtype=torch.float32).fits(other)
 
 
 class Call:
@@ -123,7 +128,7 @@ class Call:
                 return None
             if len(form.sizes) == 1 or (tensor.stride() == form.strides and tensor.shape == form.sizes):
                 ready[name] = tensor
-            elif form.fits(tensor):
+            elif form.fits(Form.of(tensor)):
                 # strides of dimensions of size 1 say nothing, but a descriptor would refuse some of them
                 ready[name] = tensor.as_strided(form.sizes, form.strides)
             else:

@@ -63,7 +63,7 @@ def workload_of(operands: Operands, told: Told, result: torch.Tensor) -> Workloa
     else:
         call = attention_operands.Call(told["causal"], told["scale"])
         workload = attention_operands.workload_of({**operands, "out": result}, call)
-    check_operands(workload, dict(operands))
+    check_operands(workload, {name: Form.of(tensor) for name, tensor in operands.items()})
     return workload
 
 

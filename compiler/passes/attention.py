@@ -10,9 +10,19 @@ import torch
 from torch.fx import Graph, Node
 
 from kernelwright.compiler.attention_operands import Call, workload_of
+from kernelwright.compiler.kernel_call import Form
 from kernelwright.compiler.passes import attention_variants as variants
 from kernelwright.compiler.passes.attention_variants import Backward, Forward
-from kernelwright.compiler.passes.candidate import Candidate, check_nodes, emit, emit_call, is_known, item_of, value_of
+from kernelwright.compiler.passes.candidate import (
+    Candidate,
+    check_nodes,
+    emit,
+    emit_call,
+    is_known,
+    item_of,
+    value_of,
+    worked_out_once,
+)
 from kernelwright.errors import InvalidWorkload
 from kernelwright.search.answer import Answer
 from kernelwright.types import Workload
@@ -32,6 +42,7 @@ class AttentionForward:
         """See `Candidate`."""
         return self.node
 
+    @worked_out_once
     def workload(self) -> Workload:
         """See `Candidate`."""
         out = item_of(self.node, 0)
@@ -40,7 +51,7 @@ class AttentionForward:
         f, mask = self.found, _mask_value(self.found)
         tensors = {"q": value_of(f.q), "k": value_of(f.k), "v": value_of(f.v), "out": value_of(out)}
         workload = workload_of(tensors | mask, Call(f.causal, f.scale, lse=self._wants_lse()))
-        return check_nodes(workload, {"q": f.q, "k": f.k, "v": f.v}, mask)
+        return check_nodes(workload, {"q": f.q, "k": f.k, "v": f.v}, _forms_of(mask))
 
     def obstacle(self) -> str:
         """See `Candidate`."""
@@ -87,6 +98,7 @@ class AttentionBackward:
         """See `Candidate`."""
         return self.node
 
+    @worked_out_once
     def workload(self) -> Workload:
         """See `Candidate`."""
         f, mask = self.found, _mask_value(self.found.forward)
@@ -100,7 +112,7 @@ class AttentionBackward:
         if not _is_logs(lse, value_of(q)):
             raise InvalidWorkload(f"the logarithms of the forward pass come as {list(lse.shape)}")
         flat = lse.new_empty(value_of(q).shape[:3])
-        return check_nodes(workload, operands, {"lse": flat, **mask})
+        return check_nodes(workload, operands, _forms_of({"lse": flat, **mask}))
 
     def obstacle(self) -> str:
         """See `Candidate`."""
@@ -161,6 +173,10 @@ def _flat_logs(graph: Graph, lse: Node) -> Node:
     if value_of(lse).dim() == 4:
         lse = emit(graph, aten.view.default, (lse, list(value_of(lse).shape[:3])), lse)
     return lse
+
+
+def _forms_of(tensors: dict[str, torch.Tensor]) -> dict[str, Form]:
+    return {name: Form.of(tensor) for name, tensor in tensors.items()}
 
 
 def _mask_value(found: Forward) -> dict[str, torch.Tensor]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import operator
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensor
@@ -16,6 +17,8 @@ from kernelwright.search.answer import Answer
 from kernelwright.types import Workload
 
 aten = torch.ops.aten
+
+C = TypeVar("C")
 
 
 class Candidate(Protocol):
@@ -100,10 +103,24 @@ def emit_call(
     return [emit(graph, operator.getitem, (call, place), call) for place in range(len(results))]
 
 
-def check_nodes(workload: Workload, operands: Mapping[str, Node], vectors: Mapping[str, torch.Tensor] = {}) -> Workload:
-    """The workload, when these nodes are its operands; `vectors` stand for those that are not in the graph yet."""
-    check_operands(workload, {name: value_of(node) for name, node in operands.items()} | dict(vectors))
+def check_nodes(workload: Workload, operands: Mapping[str, Node], others: Mapping[str, Form] = {}) -> Workload:
+    """The workload, when these nodes are its operands, and `others` those that are not in the graph yet."""
+    check_operands(workload, {name: Form.of(value_of(node)) for name, node in operands.items()} | dict(others))
     return workload
+
+
+def worked_out_once(workload: Callable[[C], Workload]) -> Callable[[C], Workload]:
+    """For `Candidate.workload`: a candidate keeps it, since a graph stays as it is until one of its forms is put in."""
+
+    @functools.wraps(workload)
+    def kept(candidate: C) -> Workload:
+        known = vars(candidate)
+        if "_workload" not in known:
+            known["_workload"] = workload(candidate)
+        found: Workload = known["_workload"]
+        return found
+
+    return kept
 
 
 def is_known(node: Any) -> bool:

@@ -9,7 +9,17 @@ import torch
 from torch.fx import Graph, Node
 
 from kernelwright.compiler.conv2d_operands import Geometry, workload_of
-from kernelwright.compiler.passes.candidate import Candidate, check_nodes, emit, emit_call, is_known, item_of, value_of
+from kernelwright.compiler.kernel_call import Form
+from kernelwright.compiler.passes.candidate import (
+    Candidate,
+    check_nodes,
+    emit,
+    emit_call,
+    is_known,
+    item_of,
+    value_of,
+    worked_out_once,
+)
 from kernelwright.compiler.passes.rival import is_fused
 from kernelwright.compiler.passes.tail import Tail, emit_vectors, numbered, tails
 from kernelwright.errors import InvalidWorkload
@@ -37,6 +47,7 @@ class Forward:
         """See `Candidate`."""
         return self.tail.end
 
+    @worked_out_once
     def workload(self) -> Workload:
         """See `Candidate`."""
         x, w, bias, *rest = self.tail.start.args
@@ -47,9 +58,8 @@ class Forward:
         image = value_of(x).clone(memory_format=LAST) if self.last else value_of(x)
         tensors = {"x": image, "w": value_of(w), "out": out}
         workload = workload_of(tensors, Geometry.of(rest), "forward", self.tail.epilogue(biased))
-        channels = out.new_empty((out.shape[1],), dtype=torch.float32)
-        later = {name: channels for name in workload.epilogue if name in ("bias", "scale_vec")}
-        return check_nodes(workload, {"w": w, **self._tensors()}, later | {"x": image})  # type: ignore[dict-item]
+        later = {name: Form.vector(out.shape[1]) for name in workload.epilogue if name in ("bias", "scale_vec")}
+        return check_nodes(workload, {"w": w, **self._tensors()}, later | {"x": Form.of(image)})  # type: ignore[dict-item]
 
     def obstacle(self) -> str:
         """See `Candidate`."""
@@ -88,6 +98,7 @@ class Gradient:
         """See `Candidate`."""
         return self.item
 
+    @worked_out_once
     def workload(self) -> Workload:
         """See `Candidate`."""
         d_out, x, w, _, *rest = self.node.args[:10]

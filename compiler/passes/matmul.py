@@ -12,6 +12,7 @@ from torch.fx import Graph, Node
 
 from kernelwright.compiler import ops
 from kernelwright.compiler.operands import workload_of
+from kernelwright.compiler.passes.candidate import worked_out_once
 from kernelwright.compiler.passes.pointwise import Chain, find_activation, skip_views
 from kernelwright.kernels.matmul.reference import activations
 from kernelwright.search.answer import Answer
@@ -41,6 +42,7 @@ class Product:
         """The workload's epilogue."""
         return (("bias",) if self.bias is not None else ()) + ((self.activation,) if self.activation else ())
 
+    @worked_out_once
     def workload(self) -> Workload:
         """What to look up; raises UsageError, with the reason, for what no kernel of ours computes."""
         bias = None if self.bias is None else self.bias.meta["val"]

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 import torch
 from torch.fx import Graph, Node
 
+from kernelwright.compiler.kernel_call import Form
 from kernelwright.compiler.operands import batched_workload_of, workload_of
 from kernelwright.compiler.passes.candidate import (
     Candidate,
@@ -20,6 +21,7 @@ from kernelwright.compiler.passes.candidate import (
     emit_call,
     is_known,
     value_of,
+    worked_out_once,
 )
 from kernelwright.compiler.passes.matmul import candidates
 from kernelwright.compiler.passes.tail import Tail, emit_vectors, numbered, tails
@@ -47,6 +49,7 @@ class Chain:
         """See `Candidate`."""
         return self.tail.end
 
+    @worked_out_once
     def workload(self) -> Workload:
         """See `Candidate`."""
         out, end = value_of(self.tail.start), value_of(self.end)
@@ -56,9 +59,8 @@ class Chain:
         epilogue = self.tail.epilogue(self.bias is not None)
         make = batched_workload_of if out.dim() == 3 else workload_of
         workload = make(value_of(self.a), value_of(self.b), None, epilogue, out.dtype)
-        columns = out.new_empty((out.shape[-1],), dtype=torch.float32)
-        later = {name: columns for name in epilogue if name in ("bias", "scale_vec")}
-        later |= {name: out for name in self._names()}
+        later = {name: Form.vector(out.shape[-1]) for name in epilogue if name in ("bias", "scale_vec")}
+        later |= {name: Form.of(out) for name in self._names()}
         return check_nodes(workload, {"a": self.a, "b": self.b}, later)
 
     def obstacle(self) -> str:

@@ -177,6 +177,9 @@ def _combined(graph: Graph, target: object, before: Node | None, vector: Node, h
 
 
 def _flat(graph: Graph, node: Node) -> Node:
+    """A vector that comes as [channels, 1, 1], as [channels]: mostly it was that before it met an image."""
+    while node.target is aten.unsqueeze.default and is_known(node.args[0]) and value_of(node).dim() > 1:
+        node = node.args[0]  # type: ignore[assignment]
     value = value_of(node)
     return node if value.dim() == 1 else emit(graph, aten.view.default, (node, [value.numel()]), node)
 

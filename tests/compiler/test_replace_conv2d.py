@@ -10,7 +10,10 @@ import torch
 import torch.nn.functional as functional
 
 from kernelwright.compiler.kernel_call import CALL
+from kernelwright.compiler.passes import convolution
+from kernelwright.compiler.passes.candidate import Candidate
 from kernelwright.kernels.conv2d.reference import activations
+from kernelwright.types import Workload
 
 aten = torch.ops.aten
 Module = torch.nn.Module
@@ -93,6 +96,33 @@ def test_norm_residual_and_activation_are_taken_in(forced: Any, name: str, dtype
 def test_bias_of_the_convolution_goes_through_the_norm(forced: Any) -> None:
     check(forced, torch.nn.Sequential(conv(8, 16), norm(16), torch.nn.ReLU6()), image(2, 8, 6, 7))
     assert forced.epilogues() == [("scale_vec", "bias", "relu6")]
+
+
+def test_each_form_of_a_place_is_worked_out_once(forced: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    find, work_out = convolution._forwards, convolution.workload_of
+    forms: list[Candidate] = []
+    asked: list[Workload] = []
+
+    def found(node: torch.fx.Node) -> list[Candidate]:
+        forms.extend(find(node))
+        return list(forms)
+
+    def worked_out(*args: Any) -> Workload:
+        asked.append(work_out(*args))
+        return asked[-1]
+
+    monkeypatch.setattr(convolution, "_forwards", found)
+    monkeypatch.setattr(convolution, "workload_of", worked_out)
+    check(forced, torch.nn.Sequential(conv(8, 16), norm(16), torch.nn.ReLU6()), image(2, 8, 6, 7))
+    assert forced.epilogues() == [("scale_vec", "bias", "relu6")]
+    assert len(asked) == len(forms) > 1
+
+
+def test_vectors_of_a_norm_are_taken_as_they_lie(forced: Any) -> None:
+    """Each view of one is a step more for Inductor to compile."""
+    check(forced, torch.nn.Sequential(conv(8, 16, bias=False), norm(16), torch.nn.ReLU()), image(2, 8, 6, 7))
+    assert forced.epilogues() == [("scale_vec", "bias", "relu")]
+    assert aten.view.default not in forced.targets()
 
 
 def test_gate_like_the_result_is_taken_in(forced: Any) -> None:
