@@ -17,6 +17,7 @@ H100 = named_device("h100")
 BN = ("scale_vec", "bias", "relu")
 
 DENSE = conv2d_workload((32, 256, 14, 14), 256, 3, epilogue=BN, padding=1)
+PLAIN = conv2d_workload((32, 256, 14, 14), 256, 3, epilogue=("bias", "relu"), padding=1)
 DEPTHWISE = conv2d_workload((32, 128, 56, 56), 128, 7, epilogue=("bias",), padding=3, groups=128)
 GROUPED = conv2d_workload((32, 128, 56, 56), 128, 3, epilogue=BN, padding=1, groups=32)
 FIRST = conv2d_workload((32, 3, 224, 224), 64, 7, epilogue=BN, stride=2, padding=3)
@@ -25,7 +26,7 @@ STRIDED = conv2d_workload((64, 256, 28, 28), 256, 3, stride=2, padding=1, direct
 
 CASES: dict[str, tuple[Workload, dict[str, Scalar]]] = {
     "implicit_gemm_tma": (DENSE, {"block_m": 128, "block_n": 128, "block_k": 64, "num_warps": 8, "num_stages": 4}),
-    "implicit_gemm_warp_specialized": (DENSE, {"mode": "cooperative", "block_m": 128, "block_n": 256, "num_stages": 3}),
+    "implicit_gemm_warp_specialized": (PLAIN, {"mode": "cooperative", "block_m": 128, "block_n": 256, "num_stages": 3}),
     "implicit_gemm_parts": (EXACT, {"precision": "bf16x6", "block_m": 128, "block_n": 128, "num_stages": 4}),
     "depthwise": (DEPTHWISE, {"tile": 8, "block_v": 8, "block_c": 64, "num_warps": 4, "unroll": 0, "pack": 1}),
     "depthwise_tile": (DEPTHWISE, {"rows": 4, "tile": 7, "block_v": 1, "block_c": 64, "num_warps": 1}),
