@@ -18,6 +18,9 @@ from kernelwright.service.settings import Settings
 SHARE = 0.2
 """Share of the seconds of a tuning that is kept for pieces."""
 
+UNBOUND_S = 600.0
+"""How long pieces are timed at most where no seconds are given: they have no number of trials that would end them."""
+
 _TIME = "kernelwright.compiler.piece_file:begin"
 _GRACE_S = 60.0
 
@@ -52,16 +55,16 @@ def for_workloads(where: Where, seconds: float | None) -> float | None:
 
 
 def time_pieces(model: str, settings: Settings, where: Where, began: float, seconds: float | None) -> None:
-    """Time the pieces of a model in what is left of the seconds since `began`, on a GPU of this machine; elsewhere and
-    where it fails, decisions are made from the records, as they were before."""
+    """Time the pieces of a model in what is left of the seconds since `began`, None for `UNBOUND_S` from now, on a GPU
+    of this machine; elsewhere and where it fails, decisions are made from the records, as they were before."""
     index = gpu_of(where)
     if index is None:
         return
-    left = None if seconds is None else max(0.0, seconds - (time.monotonic() - began))
-    if left is not None and left < LEAST_S:
+    left = UNBOUND_S if seconds is None else max(0.0, seconds - (time.monotonic() - began))
+    if left < LEAST_S:
         to_stderr(f"pieces of {model} were not timed: no time is left; give more --seconds")
         return
-    end = None if left is None else time.monotonic() + left + _GRACE_S
+    end = time.monotonic() + left + _GRACE_S
     job = {"target": model, "db": settings.db, "device_index": index, "seconds": left}
     with ChildProcess(_TIME, init=job) as child:
         try:
@@ -70,11 +73,11 @@ def time_pieces(model: str, settings: Settings, where: Where, began: float, seco
             to_stderr(f"pieces of {model} were not timed any further: {error}")
 
 
-def _tell(child: ChildProcess, model: str, end: float | None) -> None:
-    """Tell every piece as soon as it is timed, and stored."""
+def _tell(child: ChildProcess, model: str, end: float) -> None:
+    """Tell every piece as soon as it is timed, and stored, until the time `end`."""
     missing, timed = 0, 0
     while True:
-        piece: dict[str, Any] | None = child.call(None, None if end is None else max(0.0, end - time.monotonic()))
+        piece: dict[str, Any] | None = child.call(None, max(0.0, end - time.monotonic()))
         if piece is None:
             break
         if "missing" in piece:
@@ -84,7 +87,7 @@ def _tell(child: ChildProcess, model: str, end: float | None) -> None:
             timed += 1
             to_stderr(line_of(piece))
     if timed < missing:
-        to_stderr(f"{missing - timed} pieces of {model} were not timed; tune again, with more --seconds, to time them")
+        to_stderr(f"{missing - timed} pieces of {model} were not timed; tune again to time them")
 
 
 def line_of(piece: dict[str, Any]) -> str:

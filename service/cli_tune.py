@@ -21,11 +21,16 @@ from kernelwright.service.answering import Answers
 from kernelwright.service.campaign import Plan
 from kernelwright.service.cli_fleet import Where, is_model, open_whole_fleet
 from kernelwright.service.cli_output import print_best, print_json, to_stderr
-from kernelwright.service.cli_pieces import tune_all
+from kernelwright.service.cli_pieces import UNBOUND_S, tune_all
 from kernelwright.service.schemas import RunOut, TuneReport
 from kernelwright.service.settings import Settings, load_settings
 from kernelwright.service.tuning import OnTrial, TuneRequest, TuneResult, tune_and_store
 from kernelwright.types import Trial
+
+SECONDS_HELP = (
+    "Most seconds to search; with a model a fifth of them is kept for timing its pieces as a whole"
+    f" ({UNBOUND_S:g} without --seconds)."
+)
 
 Device = Annotated[str, typer.Option("--device", help="What to measure on: cuda, cuda:1, or replay:h100.")]
 StrategyName = Annotated[str, typer.Option("--strategy", help="model, bayesian, evolutionary, random or exhaustive.")]
@@ -33,7 +38,7 @@ Trials = Annotated[
     int | None,
     typer.Option("--trials", help="Most schedules to try; without --seconds 64, fewer when no gain is expected."),
 ]
-Seconds = Annotated[float | None, typer.Option("--seconds", help="Most seconds to search.")]
+Seconds = Annotated[float | None, typer.Option("--seconds", help=SECONDS_HELP)]
 Exhaustive = Annotated[bool, typer.Option("--exhaustive", help="Try every schedule; short for --strategy exhaustive.")]
 
 Workloads = Annotated[

@@ -11,6 +11,7 @@ from kernelwright.errors import UsageError
 from kernelwright.kernels.child_process import ChildDied
 from kernelwright.service import cli_pieces
 from kernelwright.service.cli_fleet import Where
+from kernelwright.service.cli_tune import SECONDS_HELP
 from kernelwright.service.settings import load_settings
 
 PIECE = {"piece": "mm+relu", "calls": 3, "theirs_us": 10.0, "ours_us": 8.0, "replaced": True, "failures": []}
@@ -67,7 +68,7 @@ def test_only_a_gpu_of_this_machine_times_pieces(
     assert cli_pieces.for_workloads(where, None) is None
     cli_pieces.time_pieces("model.py", load_settings(), where, time.monotonic(), None)
     assert [(job["target"], job["device_index"], job["seconds"]) for job, _ in child.jobs] == (
-        [] if index is None else [("model.py", index, None)]
+        [] if index is None else [("model.py", index, cli_pieces.UNBOUND_S)]
     )
     told = capsys.readouterr().err
     first, line = (
@@ -75,6 +76,19 @@ def test_only_a_gpu_of_this_machine_times_pieces(
         "mm+relu: ours 8.00 us, Inductor 10.00 us, 3 calls: ours\n",
     )
     assert told == ("" if index is None else first + line)
+
+
+def test_without_seconds_pieces_have_a_bound_all_the_same(child: type[Child]) -> None:
+    """Whatever the tuning before it took: the bound counts from when pieces are begun."""
+    for began in (time.monotonic(), time.monotonic() - 1e6):
+        cli_pieces.time_pieces("model.py", load_settings(), Where("cuda"), began, None)
+        job, timeout_s = child.jobs.pop()
+        assert job["seconds"] == cli_pieces.UNBOUND_S > cli_pieces.LEAST_S
+        assert timeout_s is not None and 0 < timeout_s <= cli_pieces.UNBOUND_S + cli_pieces._GRACE_S
+
+
+def test_the_help_of_tune_tells_the_bound_of_pieces() -> None:
+    assert f"({cli_pieces.UNBOUND_S:g} without --seconds)" in SECONDS_HELP
 
 
 def test_pieces_get_what_is_left(child: type[Child], capsys: pytest.CaptureFixture[str]) -> None:
