@@ -25,7 +25,7 @@ import itertools
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch._inductor import config as inductor_config
@@ -33,7 +33,7 @@ from torch._inductor.compile_fx import compile_fx
 from torch._logging._internal import warning_once
 
 from kernelwright.compiler import tuning
-from kernelwright.compiler.agreement import AgreedAnswers, default_store
+from kernelwright.compiler.agreement import AgreedAnswers, Job, current_job
 from kernelwright.compiler.dispatch import Answers, MostCertain, RecordedAnswers, device_of, local_answers
 from kernelwright.compiler.improving import improving, is_static, kept
 from kernelwright.compiler.passes.replace import Replace
@@ -64,6 +64,8 @@ SLOT = "joint_custom_pre_pass"
 """Where Inductor runs our pass: on forward and backward together, before it pads unaligned operands."""
 
 _log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,7 +135,7 @@ def _improving(
     graph = kept(gm)
     now: Any = compile_fx(gm, example_inputs, config_patches={**patches, **kernel_settings(ours, patches, missing)})
     # ranks of a job must not change their kernels one by one: what is tuned there is for the next run
-    alone = default_store() is None
+    alone = current_job() is None
 
     def tune() -> bool:
         return _tune(ours, missing, ours.tune_seconds) and alone
@@ -153,6 +155,10 @@ def _database(ours: Options) -> str | None:
     return ours.db or os.environ.get("KERNELWRIGHT_DB")
 
 
+def _service(ours: Options) -> str | None:
+    return ours.url or os.environ.get("KERNELWRIGHT_URL")
+
+
 def split_options(mode: str | None, options: Mapping[str, Any]) -> tuple[Options, dict[str, Any]]:
     """Our options, and the Inductor settings that `mode` and the other options stand for."""
     names = {field.name for field in dataclasses.fields(Options)}
@@ -168,22 +174,24 @@ def kernel_settings(
 ) -> dict[str, Any]:
     """The Inductor settings that bring our pass in; none at all when there are no answers to be had. missing: takes
     what nothing was measured of."""
-    report = ours.report or Report()
+    report, job = ours.report or Report(), current_job()
     try:
-        answers, state = _answers(ours, missing)
-        pieces = _pieces(ours)
+        answers, known = _answers(ours, job, report, missing)
+        pieces, timed = _pieces(ours, job)
     except Exception as error:
         report.warnings.append(str(error))
         warning_once(_log, "every product is left to Inductor: %s", error)
         return {}
+    state = None if known is None or timed is None else digest([known, timed])
+    if job is not None and state is not None and not job.all_know(state):
+        state = None
     # a graph from the cache is not decided again, so that a report would miss it unless somebody knows better
-    known = "" if pieces is None else pieces.state
-    keep_out_of_cache = None in (state, known) or (ours.report is not None and not patches.get("fx_graph_cache"))
+    keep_out_of_cache = state is None or (ours.report is not None and not patches.get("fx_graph_cache"))
     ours_pass = Replace(
         answers,
         how=ours.how,
         devices=ours.devices,
-        state=None if keep_out_of_cache else digest([state, known]),
+        state=None if keep_out_of_cache else state,
         report=report,
         pieces=pieces,
         chosen=build_ahead if ours.device is None and torch.cuda.is_available() else None,
@@ -193,42 +201,64 @@ def kernel_settings(
 
 
 def _answers(
-    ours: Options, missing: dict[Workload, int] | None = None
+    ours: Options, job: Job | None, report: Report, missing: dict[Workload, int] | None
 ) -> tuple[Callable[[Workload], Answer], str | None]:
     """A source of answers, and what identifies its present state (None where nothing does)."""
     if ours.answers is not None:
         return ours.answers, None
-    found: Answers = known_answers(ours) if ours.tune == "never" else _tuned_answers(ours)
-    store = default_store()
-    agreed = found if store is None else AgreedAnswers(found, store, found.state)
+
+    def found() -> Answers:
+        try:
+            return known_answers(ours) if ours.tune == "never" else _tuned_answers(ours)
+        except Exception as error:
+            if job is None:
+                raise
+            # without our kernels this rank would be the only one
+            report.warnings.append(str(error))
+            warning_once(_log, "this rank takes what others know: %s", error)
+            return _no_answers(ours)
+
+    own = _read(job, ours, "answers", found)
+    agreed = own if job is None else AgreedAnswers(own, job.store)
     if missing is not None:
         # a graph from a cache would not tell what it misses
         return tuning.MissingNoted(agreed, missing), None
-    return agreed, agreed.state
+    return agreed, own.state if job is None or _lasts(ours) else None
 
 
-def _pieces(ours: Options) -> Pieces | None:
-    """What is known of pieces timed as a whole; None where that is nothing, and nothing will be timed."""
+def _pieces(ours: Options, job: Job | None) -> tuple[Pieces | None, str | None]:
+    """What is known of pieces timed as a whole, None where that is nothing, and nothing will be timed; and what
+    identifies it, None where nothing does."""
     if ours.answers is not None:
-        return None
-    db = ours.db or os.environ.get("KERNELWRIGHT_DB")
-    found: Pieces = known_pieces(ours)
+        return None, ""
+    own: Pieces = _read(job, ours, "pieces", lambda: known_pieces(ours))
     if ours.tune == "missing" and torch.cuda.is_available():
 
         def measure(wanted: Sequence[WantedPiece]) -> None:
-            time_pieces(wanted, db, ours.tune_seconds, torch.cuda.current_device())
+            time_pieces(wanted, _database(ours), ours.tune_seconds, torch.cuda.current_device())
 
-        found = MissingTimed(lambda: known_pieces(ours), measure)
-    store = default_store()
-    if store is None and isinstance(found, KnownPieces) and not found:
-        return None
-    return found if store is None else AgreedPieces(found, store, device_of(ours.device))
+        own = MissingTimed(lambda: known_pieces(ours), measure)
+    if job is None and isinstance(own, KnownPieces) and not own:
+        return None, ""
+    return own if job is None else AgreedPieces(own, job.store, device_of(ours.device)), own.state
+
+
+def _lasts(ours: Options) -> bool:
+    """Whether what is known to begin with decides all graphs of a job: nothing is tuned, and no service is asked."""
+    return ours.tune == "never" and not _service(ours)
+
+
+def _read(job: Job | None, ours: Options, what: str, read: Callable[[], T]) -> T:
+    """What is read for a graph; in a job, where others go by it, what was read for the first."""
+    if job is None or not _lasts(ours):
+        return read()
+    return job.once((what, _database(ours), device_of(ours.device).key), read)
 
 
 def known_pieces(ours: Options) -> KnownPieces:
     """The times in the local database; none where it cannot be read, for whatever reason."""
     try:
-        return local_pieces(ours.db or os.environ.get("KERNELWRIGHT_DB"), ours.device)
+        return local_pieces(_database(ours), ours.device)
     except Exception as error:
         _log.info("no times of pieces: %s", error)
         return KnownPieces([])
@@ -236,15 +266,18 @@ def known_pieces(ours: Options) -> KnownPieces:
 
 def _tuned_answers(ours: Options) -> Answers:
     """Answers that are tuned where they are missing, or known to be missing: an empty database is no obstacle."""
-    nothing = RecordedAnswers([], device_of(ours.device), current_toolchain(TIMER_VERSION))
     tune = functools.partial(_tune, ours) if ours.tune == "missing" else lambda calls, seconds: True
     failures = tuning.Failures(_database(ours))
-    return tuning.MissingTuned(lambda: known_answers(ours), nothing, tune, ours.tune_seconds, failures)
+    return tuning.MissingTuned(lambda: known_answers(ours), _no_answers(ours), tune, ours.tune_seconds, failures)
+
+
+def _no_answers(ours: Options) -> Answers:
+    return RecordedAnswers([], device_of(ours.device), current_toolchain(TIMER_VERSION))
 
 
 def known_answers(ours: Options) -> Answers:
     """The answers of the database and, where there is one, of the service; with a service no database is needed."""
-    db, url = _database(ours), ours.url or os.environ.get("KERNELWRIGHT_URL")
+    db, url = _database(ours), _service(ours)
     if not url:
         return local_answers(db, ours.device)
     key, toolchain = os.environ.get("KERNELWRIGHT_API_KEY"), current_toolchain(TIMER_VERSION)

@@ -3,8 +3,10 @@ a service says, whichever knows better."""
 
 from __future__ import annotations
 
+import contextlib
+import time
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -22,6 +24,15 @@ from kernelwright.types import DeviceSpec, Toolchain, TuningRecord, Workload, di
 
 CERTAINTY = ("measured", "stale", "nearest", "predicted", "vendor")
 """Kinds of answer, the most certain first."""
+
+REST_SECONDS = 60.0
+"""After a database was waited for in vain, how long it is left alone."""
+
+LONG_SECONDS = 1.0
+"""What fails sooner made nobody wait."""
+
+_resting: dict[str, tuple[float, str]] = {}
+"""Databases that are left alone: until when, and why."""
 
 
 @runtime_checkable
@@ -114,11 +125,30 @@ def local_answers(url: str | None = None, device: str | None = None) -> Recorded
 
     Raises DatabaseError when it cannot be read or there is none, UnknownDevice where there is no such GPU.
     """
-    check_exists(url or default_url())
-    with Store.open(url) as store:
+    with opened(url) as store:
         spec = device_of(device)
         records = store.records(device_key=spec.key, limit=None, trusted=True)
     return RecordedAnswers(records, spec, current_toolchain(TIMER_VERSION))
+
+
+@contextlib.contextmanager
+def opened(url: str | None) -> Iterator[Store]:
+    """The store at `url` (None: the user's own), for a compile to read. One that was waited for in vain, as it was
+    locked or its server gone, is left alone for a while: a model may be hundreds of graphs. Raises DatabaseError."""
+    where = url or default_url()
+    check_exists(where)
+    until, reason = _resting.get(where, (0.0, ""))
+    began = time.monotonic()
+    if began < until:
+        raise DatabaseUnavailable(reason)
+    try:
+        with Store.open(url) as store:
+            yield store
+    except DatabaseUnavailable as error:
+        now = time.monotonic()
+        if now - began > LONG_SECONDS:
+            _resting[where] = (now + REST_SECONDS, str(error))
+        raise
 
 
 def check_exists(url: str) -> None:

@@ -12,11 +12,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 from kernelwright.compiler.agreement import KeyValueStore
-from kernelwright.compiler.dispatch import check_exists, device_of
+from kernelwright.compiler.dispatch import device_of, opened
 from kernelwright.compiler.passes.forms import Option
 from kernelwright.compiler.piece import Piece
 from kernelwright.compiler.piece_job import PieceJob, PieceReply
-from kernelwright.db.engine import default_url
 from kernelwright.db.store import Store
 from kernelwright.errors import KernelwrightError
 from kernelwright.kernels.child_process import ChildDied, ChildProcess, ChildTimeout
@@ -120,9 +119,8 @@ class AgreedPieces:
 
     @property
     def state(self) -> str | None:
-        """See `Pieces`; None where ranks began with different ones."""
-        own = self._source.state
-        return own if own is not None and self._first("state", own) in (own, None) else None
+        """See `Pieces`: what this rank knows."""
+        return self._source.state
 
     def __call__(self, key: str) -> PieceTimes | None:
         """See `Pieces`."""
@@ -134,8 +132,12 @@ class AgreedPieces:
         return None if said is None else PieceTimes.from_json(said)
 
     def measure(self, wanted: Callable[[], Sequence[WantedPiece]]) -> None:
-        """See `Pieces`: every rank measures on its own GPU, and the first times count."""
-        self._source.measure(wanted)
+        """See `Pieces`: every rank measures on its own GPU, and the first times count. One that fails takes those of
+        the others."""
+        try:
+            self._source.measure(wanted)
+        except Exception as error:
+            _log.warning("pieces of a graph could not be timed on this rank: %s", error)
 
     def _first(self, key: str, value: str) -> str | None:
         """The value that was given first under a key; None where the store cannot be asked."""
@@ -149,8 +151,7 @@ class AgreedPieces:
 def local_pieces(url: str | None, device: str | None) -> KnownPieces:
     """The times in the database at `url` (None: the user's own) for a GPU by name (None: the present one) with the
     software that is here. Raises as `kernelwright.compiler.dispatch.local_answers` does."""
-    check_exists(url or default_url())
-    with Store.open(url) as store:
+    with opened(url) as store:
         spec = device_of(device)
         return KnownPieces(store.pieces(spec.key, current_toolchain(TIMER_VERSION).key))
 

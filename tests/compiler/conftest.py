@@ -158,7 +158,7 @@ def _record(workload: Workload, *, ours_us: float = 50.0, vendor_us: float = 100
     )
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def record_of() -> Callable[..., TuningRecord]:
     """Makes a record of an H100, measured with the software that is here: twice as fast as the vendor by default."""
     return _record

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import subprocess
-import sys
+import math
 from collections.abc import Callable, Sequence
-from pathlib import Path
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch.distributed as distributed
 
-from kernelwright.compiler.agreement import AgreedAnswers, default_store
+from kernelwright.compiler import agreement
+from kernelwright.compiler.agreement import AgreedAnswers, Job, current_job
 from kernelwright.compiler.dispatch import RecordedAnswers
 from kernelwright.kernels.device import named_device
 from kernelwright.kernels.matmul.workload import matmul_workload
@@ -32,15 +32,14 @@ def answers(*records: TuningRecord) -> RecordedAnswers:
 
 def test_the_first_answer_is_everybodys(record_of: Maker) -> None:
     store = distributed.HashStore()
-    ranks = [AgreedAnswers(known, store, known.state) for known in (answers(record_of(WORKLOAD)), answers())]
+    ranks = [AgreedAnswers(known, store) for known in (answers(record_of(WORKLOAD)), answers())]
     first, second = (rank(WORKLOAD) for rank in ranks)
     assert first.choice == "kernel" and second == dataclasses.replace(first, record=None, roofline=None)
-    assert [rank.state is None for rank in ranks] == [False, True]
 
 
 def test_what_was_not_measured_holds_for_the_graph_that_asked(record_of: Maker) -> None:
     store, known = distributed.HashStore(), answers(record_of(WORKLOAD))
-    early, late = AgreedAnswers(answers(), store, None), AgreedAnswers(known, store, None)
+    early, late = AgreedAnswers(answers(), store), AgreedAnswers(known, store)
     asked = [WORKLOAD, matmul_workload(16, 16, 16)]
     early.prepare(asked)
     late.prepare(asked)
@@ -50,7 +49,7 @@ def test_what_was_not_measured_holds_for_the_graph_that_asked(record_of: Maker) 
         rank.prepare([WORKLOAD])
         assert rank(WORKLOAD).choice == "kernel"
     # whoever compiles the first graph only now does as the others did
-    third = AgreedAnswers(known, store, None)
+    third = AgreedAnswers(known, store)
     third.prepare(asked[::-1])
     assert third(WORKLOAD).choice == "vendor"
 
@@ -58,8 +57,8 @@ def test_what_was_not_measured_holds_for_the_graph_that_asked(record_of: Maker) 
 def test_another_gpu_has_answers_of_its_own(record_of: Maker) -> None:
     store = distributed.HashStore()
     other = RecordedAnswers([], named_device("h200"), TOOLCHAIN)
-    assert AgreedAnswers(answers(record_of(WORKLOAD)), store, None)(WORKLOAD).choice == "kernel"
-    assert AgreedAnswers(other, store, None)(WORKLOAD).choice == "vendor"
+    assert AgreedAnswers(answers(record_of(WORKLOAD)), store)(WORKLOAD).choice == "kernel"
+    assert AgreedAnswers(other, store)(WORKLOAD).choice == "vendor"
 
 
 def test_a_store_that_fails_leaves_a_rank_its_own_answers(record_of: Maker, caplog: pytest.LogCaptureFixture) -> None:
@@ -67,10 +66,12 @@ def test_a_store_that_fails_leaves_a_rank_its_own_answers(record_of: Maker, capl
         def compare_set(self, key: str, expected_value: str, desired_value: str) -> bytes:
             raise RuntimeError("connection lost")
 
-    known = answers(record_of(WORKLOAD))
-    rank = AgreedAnswers(known, Gone(), known.state)
-    assert rank(WORKLOAD).choice == "kernel" and rank.state == known.state
-    assert "connection lost" in caplog.text
+        def add(self, key: str, amount: int) -> int:
+            raise RuntimeError("connection lost")
+
+    assert AgreedAnswers(answers(record_of(WORKLOAD)), Gone())(WORKLOAD).choice == "kernel"
+    assert not Job(Gone(), 2).all_know("state")
+    assert caplog.text.count("connection lost") >= 2
 
 
 def test_questions_are_passed_on() -> None:
@@ -84,39 +85,57 @@ def test_questions_are_passed_on() -> None:
             return Answer("vendor", workload, H100)
 
     source = Source()
-    AgreedAnswers(source, distributed.HashStore(), None).prepare([WORKLOAD])
+    AgreedAnswers(source, distributed.HashStore()).prepare([WORKLOAD])
     assert source.asked == [WORKLOAD]
 
 
+def test_a_source_that_fails_leaves_a_rank_in_the_job(record_of: Maker, caplog: pytest.LogCaptureFixture) -> None:
+    class Source:
+        def prepare(self, workloads: Sequence[Workload]) -> None:
+            raise OSError("no room left")
+
+        def tune(self, calls: dict[Workload, int]) -> None:
+            raise OSError("no room left")
+
+        def __call__(self, workload: Workload) -> Answer:
+            return Answer("vendor", workload, H100)
+
+    store = distributed.HashStore()
+    first, failing = AgreedAnswers(answers(record_of(WORKLOAD)), store), AgreedAnswers(Source(), store)
+    for rank in (first, failing):
+        rank.prepare([WORKLOAD])
+        rank.tune({WORKLOAD: 1})
+        assert rank(WORKLOAD).choice == "kernel"
+    assert caplog.text.count("no room left") == 2
+
+
+def test_all_know_what_every_rank_has_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(agreement, "PATIENCE_S", 0.1)
+    # as every process has a store of its own
+    stores = [distributed.PrefixStore("", shared) for shared in [distributed.HashStore()] * 2]
+    one, other = (Job(store, 2) for store in stores)
+    assert not one.all_know("a") and not one.all_know("a") and not other.all_know("b")
+    assert other.all_know("a") and one.all_know("a") and one.all_know("b")
+
+
+def test_a_rank_waits_once_for_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    shared = distributed.HashStore()
+    one, other = (Job(distributed.PrefixStore("", shared), 2) for _ in range(2))
+    monkeypatch.setattr(agreement, "PATIENCE_S", 60.0)
+    with ThreadPoolExecutor() as threads:
+        waiting = threads.submit(one.all_know, "a")
+        assert other.all_know("a") and waiting.result(60.0)
+    monkeypatch.setattr(agreement, "PATIENCE_S", 0.0)
+    assert not one.all_know("b")
+    monkeypatch.setattr(agreement, "PATIENCE_S", math.inf)
+    assert not one.all_know("b")
+
+
+def test_what_a_job_has_read_it_reads_no_more() -> None:
+    store, read = distributed.HashStore(), iter(range(9))
+    assert [Job(store, 2).once(what, lambda: next(read)) for what in ("a", "b", "a")] == [0, 1, 0]
+    assert Job(distributed.HashStore(), 2).once("a", lambda: next(read)) == 2
+
+
 def test_without_a_job_there_is_nobody_to_agree_with() -> None:
-    assert default_store() is None
-
-
-RANK = """
-import sys
-import torch.distributed as distributed
-from kernelwright.compiler.agreement import AgreedAnswers, default_store
-from kernelwright.kernels import get_operator
-from kernelwright.kernels.device import named_device
-from kernelwright.kernels.matmul.workload import matmul_workload
-from kernelwright.search.answer import Answer
-
-rank, meet = int(sys.argv[1]), sys.argv[2]
-distributed.init_process_group("gloo", init_method=f"file://{meet}", rank=rank, world_size=2)
-workload, h100 = matmul_workload(64, 64, 64), named_device("h100")
-schedule = get_operator("matmul").space(workload, h100).members[rank]
-own = Answer("measured", workload, h100, schedule, "kernel", 1.0, "torch.mm", 2.0)
-print(AgreedAnswers(lambda workload: own, default_store(), None)(workload).schedule.key)
-distributed.barrier()
-distributed.destroy_process_group()
-"""
-
-
-def test_two_processes_agree(tmp_path: Path) -> None:
-    command = [sys.executable, "-c", RANK]
-    ranks = [
-        subprocess.Popen([*command, str(rank), str(tmp_path / "meet")], stdout=subprocess.PIPE, text=True)
-        for rank in range(2)
-    ]
-    first, second = (rank.communicate(timeout=120)[0] for rank in ranks)
-    assert first == second and first.strip()
+    assert current_job() is None

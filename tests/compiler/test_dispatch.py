@@ -5,12 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from kernelwright.compiler import dispatch
 from kernelwright.compiler.dispatch import RecordedAnswers, local_answers
+from kernelwright.compiler.pieces import local_pieces
 from kernelwright.db.store import Store
-from kernelwright.errors import DatabaseError, UnknownDevice
+from kernelwright.errors import DatabaseError, DatabaseUnavailable, UnknownDevice
 from kernelwright.kernels.device import named_device
 from kernelwright.kernels.matmul.workload import matmul_workload
 from kernelwright.kernels.triton_adapter import current_toolchain
@@ -88,3 +91,28 @@ def test_without_a_gpu_there_is_no_device(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr("torch.cuda.current_device", lambda: 0)
     with pytest.raises(UnknownDevice):
         local_answers(url)
+
+
+@pytest.mark.parametrize(("waited", "asked"), [(30.0, 1), (0.01, 3)], ids=["in vain", "not at all"])
+def test_a_database_that_was_waited_for_in_vain_rests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, waited: float, asked: int
+) -> None:
+    """Else a locked one would be waited for again by every graph of a model."""
+    url, now, opened = f"sqlite:///{tmp_path / 'locked.db'}", [0.0], []
+    Store.open(url).close()
+
+    def locked(url: str | None) -> Store:
+        opened.append(url)
+        now[0] += waited
+        raise DatabaseUnavailable("the database is locked")
+
+    monkeypatch.setattr(dispatch, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(dispatch, "_resting", {})
+    with monkeypatch.context() as patch:
+        patch.setattr(Store, "open", locked)
+        for look in (local_answers, local_pieces, local_answers):
+            with pytest.raises(DatabaseUnavailable, match="is locked"):
+                look(url, "h100")
+    assert len(opened) == asked
+    now[0] += dispatch.REST_SECONDS
+    assert len(local_pieces(url, "h100")) == 0

@@ -219,8 +219,24 @@ def test_ranks_take_the_times_of_the_first() -> None:
     job = HashStore()
     first, second = (AgreedPieces(KnownPieces([one]), job, H100) for one in (times, later))
     assert first(times.piece) == second(times.piece) == times
-    assert first.state == KnownPieces([times]).state and second.state is None
+    assert [rank.state for rank in (first, second)] == [KnownPieces([one]).state for one in (times, later)]
     assert first("q" * 20) is None and AgreedPieces(KnownPieces([later]), job, H100)("q" * 20) is None
+
+
+def test_a_rank_that_cannot_time_pieces_takes_those_of_others(caplog: pytest.LogCaptureFixture) -> None:
+    from torch.distributed import HashStore
+
+    class Failing(KnownPieces):
+        def measure(self, wanted: Callable[[], Sequence[WantedPiece]]) -> None:
+            raise OSError("no room left")
+
+    times = PieceTimes("p" * 20, H100.key, TOOLCHAIN.key, "mm", 10.0, {"a" * 20: 5.0}, {}, 0.01)
+    job = HashStore()
+    first, second = AgreedPieces(KnownPieces([times]), job, H100), AgreedPieces(Failing([]), job, H100)
+    for rank in (first, second):
+        rank.measure(list)
+        assert rank(times.piece) == times
+    assert "no room left" in caplog.text
 
 
 def test_a_store_that_fails_leaves_every_rank_its_own() -> None:
