@@ -61,7 +61,7 @@ _jobs: weakref.WeakKeyDictionary[CountingStore, _Remembered] = weakref.WeakKeyDi
 
 
 class Job:
-    """A job of several ranks that this process is one of. store: what they have in common; ranks: how many there are."""
+    """A job of several ranks that this process is one of. store: what they have in common; ranks: their number."""
 
     def __init__(self, store: CountingStore, ranks: int) -> None:
         self.store, self._ranks = store, ranks
