@@ -17,7 +17,7 @@ from kernelwright.compiler.passes.forms import Option
 from kernelwright.compiler.piece import Piece
 from kernelwright.compiler.piece_job import PieceJob, PieceReply
 from kernelwright.db.store import Store
-from kernelwright.errors import KernelwrightError
+from kernelwright.errors import DeviceLost, KernelwrightError
 from kernelwright.kernels.child_process import ChildDied, ChildProcess, ChildTimeout
 from kernelwright.kernels.device import gpu_uuid, present_device
 from kernelwright.kernels.triton_adapter import current_toolchain
@@ -28,6 +28,9 @@ from kernelwright.types import DeviceSpec, Toolchain, digest
 
 PIECE_TIMEOUT_S = 180.0
 """How long a piece may take: Inductor compiles it once for each way."""
+
+WAITED_S = 1.0
+"""What a piece may wait for the GPU and still be blamed for what took too long."""
 
 _START = "kernelwright.compiler.piece_job:start"
 
@@ -189,17 +192,33 @@ class Meter:
             _log.info("pieces begin cold: %s", error)
 
     def __call__(self, wanted: WantedPiece, timeout_s: float) -> PieceReply:
-        """The times of a piece; ChildDied or ChildTimeout where the process did not live through it, KernelwrightError
-        where it could not be timed."""
+        """The times of a piece; ChildDied or ChildTimeout where the process did not live through it, DeviceLost where
+        it did not get as far, KernelwrightError where it could not be timed."""
         end = time.monotonic() + timeout_s
+        self._be_up(timeout_s)
+        try:
+            with self._lock.held(max(0.0, end - time.monotonic())):
+                left = max(0.0, end - time.monotonic())
+                try:
+                    reply: PieceReply = self._child.call(PieceJob(wanted.piece.text, wanted.options), left)
+                except ChildTimeout as error:
+                    if left < timeout_s - WAITED_S:
+                        raise DeviceLost(f"a piece got {left:.0f} of {timeout_s:.0f} s on the GPU") from error
+                    raise
+                return reply
+        except TimeoutError as error:
+            raise DeviceLost(str(error)) from error
+
+    def _be_up(self, timeout_s: float) -> None:
+        """Have the process there and warmed up; one that is not has done nothing with the piece yet."""
         if self._warming is not None:
             self._warming.join(timeout_s)
             if self._warming.is_alive():
-                raise ChildTimeout(timeout_s, "")
-        with self._lock.held():
-            left = max(0.0, end - time.monotonic())
-            reply: PieceReply = self._child.call(PieceJob(wanted.piece.text, wanted.options), left)
-            return reply
+                raise DeviceLost(f"the process that times pieces was not up in {timeout_s:.0f} s")
+        try:
+            self._child.start()
+        except KernelwrightError as error:
+            raise DeviceLost(f"the process that times pieces does not start: {error}") from error
 
     def close(self) -> None:
         """End the process."""
@@ -228,6 +247,9 @@ def timed(
             return
         try:
             reply = meter(one, left)
+        except DeviceLost as error:
+            _log.warning("pieces are timed another time: %s", error)
+            return
         except KernelwrightError as error:
             if isinstance(error, ChildTimeout) and left < PIECE_TIMEOUT_S:
                 # the budget is over, which says nothing about the piece

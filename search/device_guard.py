@@ -102,8 +102,9 @@ class DeviceLock:
         self._waits: set[threading.Event] = set()
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
-        """Inside, nobody else measures; waits for whoever does, or until this lock is closed."""
+    def held(self, timeout_s: float | None = None) -> Iterator[None]:
+        """Inside, nobody else measures; waits for whoever does, or until this lock is closed. TimeoutError where that
+        takes longer than it may."""
         file = self._file
         if file is None:
             yield
@@ -111,7 +112,7 @@ class DeviceLock:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            self._wait_for(file)
+            self._wait_for(file, timeout_s)
         try:
             yield
         finally:
@@ -127,7 +128,7 @@ class DeviceLock:
         for wait in tuple(self._waits):
             wait.set()
 
-    def _wait_for(self, file: int) -> None:
+    def _wait_for(self, file: int, timeout_s: float | None) -> None:
         """Wait in a thread of its own, since nothing ends the kernel's wait: the other process may be stopped."""
         turn, left, guard = threading.Event(), threading.Event(), threading.Lock()
         # the same lock, and a number that nobody else gets when the file is closed
@@ -144,9 +145,11 @@ class DeviceLock:
         self._waits.add(turn)
         try:
             threading.Thread(target=take, name="kernelwright-turn", daemon=True).start()
-            if self._file == file and not turn.wait(_TOLD_S):
+            told_s = _TOLD_S if timeout_s is None else min(_TOLD_S, timeout_s)
+            if self._file == file and not turn.wait(told_s):
                 logger.warning("another process measures on this GPU; waiting for it")
-                turn.wait()
+                if not turn.wait(None if timeout_s is None else timeout_s - told_s):
+                    raise TimeoutError(f"another process has measured on this GPU for {timeout_s:g} s")
         except BaseException:
             with guard:
                 left.set()

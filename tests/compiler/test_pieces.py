@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,12 @@ from kernelwright.compiler.passes.forms import Option
 from kernelwright.compiler.piece_job import PieceJob, PieceReply
 from kernelwright.compiler.pieces import PIECE_TIMEOUT_S, AgreedPieces, KnownPieces, MissingTimed, WantedPiece, timed
 from kernelwright.db import Store
-from kernelwright.errors import UsageError
+from kernelwright.errors import DeviceLost, UsageError
 from kernelwright.kernels.child_process import ChildDied, ChildProcess, ChildRaised, ChildTimeout
 from kernelwright.kernels.device import named_device
 from kernelwright.kernels.triton_adapter import current_toolchain
 from kernelwright.pieces import PieceTimes
+from kernelwright.search.device_guard import DeviceLock
 from kernelwright.search.timing import TIMER_VERSION
 
 H100, TOOLCHAIN = named_device("h100"), current_toolchain(TIMER_VERSION)
@@ -266,24 +268,66 @@ def test_pieces_are_timed_in_a_process_of_their_own(forced: Any, store: Store, m
     assert len(forced.epilogues()) == 1
 
 
-@pytest.mark.parametrize("hangs", [False, True])
-def test_process_warms_up_beside_its_caller(forced: Any, monkeypatch: pytest.MonkeyPatch, hangs: bool) -> None:
+@pytest.fixture
+def meter_of(forced: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Makes a meter whose process a function of `child_pieces` starts, with a lock in tmp_path and a piece to time."""
     monkeypatch.syspath_prepend(Path(__file__).parent)
-    monkeypatch.setattr(pieces, "_START", f"child_pieces:{'start_hanging' if hangs else 'start_meter'}")
     monkeypatch.setattr(pieces, "present_device", lambda index: H100)
     monkeypatch.setattr(pieces, "gpu_uuid", lambda index: "a GPU for tests")
+    monkeypatch.setattr(pieces, "DeviceLock", lambda name: DeviceLock(name, tmp_path))
     asked: list[WantedPiece] = []
     run(forced, MissingTimed(lambda: KnownPieces([]), asked.extend))
-    meter, began = pieces.Meter(), time.monotonic()
+
+    def make(start: str) -> tuple[pieces.Meter, WantedPiece]:
+        monkeypatch.setattr(pieces, "_START", f"child_pieces:{start}")
+        return pieces.Meter(), asked[0]
+
+    return make
+
+
+def test_process_warms_up_beside_its_caller(meter_of: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller goes on while the process warms up, and a piece waits until it is warm."""
+    monkeypatch.setenv("KW_NOTES", str(tmp_path))
+    meter, piece = meter_of("start_noting")
     meter.warm_up()
-    warming = time.monotonic() - began
-    if hangs:
-        with pytest.raises(ChildTimeout):
-            meter(asked[0], 0.5)
-    else:
-        assert meter(asked[0], 120.0).theirs_us == 2.0
+    with ThreadPoolExecutor() as threads:
+        reply = threads.submit(meter, piece, 240.0)
+        (tmp_path / "gone on").touch()
+        assert reply.result(300.0).theirs_us == 2.0
+    assert (tmp_path / "notes").read_text().split("\n") == ["warming up", "warm", "timing", "timed", ""]
     meter.close()
-    assert warming < 1.0 and time.monotonic() - began < (20.0 if hangs else 150.0)
+
+
+@pytest.mark.parametrize("start", ["start_hanging", "start_dying"])
+def test_a_process_that_does_not_come_up_is_no_fault_of_a_piece(meter_of: Any, store: Store, start: str) -> None:
+    meter, piece = meter_of(start)
+    meter.warm_up()
+    with pytest.raises(DeviceLost, match="process that times pieces"):
+        meter(piece, 0.5 if start == "start_hanging" else 120.0)
+    meter.close()
+    with contextlib.closing(meter_of("start_dying")[0]) as another:
+        assert list(timed([piece, piece], another, store)) == []
+    assert store.pieces(H100.key, TOOLCHAIN.key) == []
+
+
+def test_a_gpu_that_others_hold_is_no_fault_of_a_piece(
+    meter_of: Any, store: Store, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    meter, piece = meter_of("start_warm")
+    monkeypatch.setattr(pieces, "PIECE_TIMEOUT_S", 0.5)
+    with DeviceLock("a GPU for tests", tmp_path).held():
+        with pytest.raises(DeviceLost, match="another process has measured"):
+            meter(piece, 0.5)
+        assert list(timed([piece], meter, store)) == []
+    # a wait that leaves a part of its time only
+    monkeypatch.setattr(pieces, "WAITED_S", -1.0)
+    with pytest.raises(DeviceLost, match="on the GPU"):
+        meter(piece, 0.5)
+    monkeypatch.setattr(pieces, "WAITED_S", 1.0)
+    assert store.pieces(H100.key, TOOLCHAIN.key) == []
+    # by itself
+    assert [len(times.failures) for times in timed([piece], meter, store)] == [len(piece.options)]
+    meter.close()
 
 
 def test_state_follows_what_is_known() -> None:

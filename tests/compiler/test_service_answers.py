@@ -74,7 +74,7 @@ def drip(handler: BaseHTTPRequestHandler) -> None:
         handler.send_response(200)
         handler.send_header("Content-Length", "1000000")
         handler.end_headers()
-        for _ in range(40):
+        for _ in range(1200):
             handler.wfile.write(b" ")
             handler.wfile.flush()
             time.sleep(0.05)
@@ -168,7 +168,7 @@ def test_what_a_failure_left_out_is_told_from_an_answer(service: Service, source
         lambda handler: send(handler, b'{"results": [{"best": 7, "error": null}]}'),
         lambda handler: send(handler, b"\xff" * 1000),
         lambda handler: handler.connection.close(),
-        lambda handler: time.sleep(2.0),
+        lambda handler: time.sleep(60),
         drip,
     ],
     ids=["error", "page", "too few", "no answer", "bytes", "closed", "slow", "drip"],
@@ -182,7 +182,7 @@ def test_a_service_that_fails_is_waited_for_once_and_no_longer_than_told(
     for m in (8, 16, 24):
         answers.prepare([matmul_workload(m, 48, 32)])
         assert answers(matmul_workload(m, 48, 32)).choice == "vendor"
-    assert time.monotonic() - started < 1.5
+    assert time.monotonic() - started < 30
     assert len(service.asked) == 1 and len(answers.warnings) == 1 and len(caplog.records) == 1
 
 

@@ -38,7 +38,7 @@ def running(pid: int) -> bool:
 
 
 def wait_until_gone(*pids: int) -> bool:
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 60
     while any(map(running, pids)) and time.monotonic() < deadline:
         time.sleep(0.02)
     return not any(map(running, pids))
@@ -71,7 +71,7 @@ def test_hang_is_killed_with_everything_it_started(child: ChildProcess, tmp_path
     started = time.monotonic()
     with pytest.raises(ChildTimeout, match=r"after 0.5 s") as caught:
         child.call(("hang", str(tmp_path / "pids")), 0.5)
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     assert "about to hang" in caught.value.stderr
     assert wait_until_gone(*map(int, (tmp_path / "pids").read_text().split()))
     assert child.pid is None

@@ -51,12 +51,11 @@ def test_children_are_forks_of_one_process_that_imported_once(
         assert other.call(("env", "KW_LATE")) == "seen"
 
 
-def test_a_fork_is_up_at_once(child: ChildProcess) -> None:
-    child.start()
+def test_the_next_fork_has_what_was_loaded_once(child: ChildProcess) -> None:
+    before = [child.call((what,)) for what in ("preloaded", "parent")]
     child.kill()
-    begin = time.monotonic()
     assert child.call(("double", "x" * 200_000), 30) == "x" * 400_000
-    assert time.monotonic() - begin < 2.0
+    assert [child.call((what,)) for what in ("preloaded", "parent")] == before
 
 
 def test_aborts_exits_and_exceptions_are_told_and_survived(child: ChildProcess) -> None:
@@ -108,8 +107,8 @@ def test_closing_ends_a_fork_that_waits_and_refuses_later_ones(monkeypatch: pyte
         time.sleep(0.01)
     begin = time.monotonic()
     nursery.close()
-    thread.join(10.0)
-    assert not thread.is_alive() and time.monotonic() - begin < 5.0 and len(found) == 1
+    thread.join(60.0)
+    assert not thread.is_alive() and time.monotonic() - begin < 30.0 and len(found) == 1
     with pytest.raises(ChildDied, match="closed"):
         child.start()
     nursery.close()

@@ -142,14 +142,14 @@ def test_crashes_of_schedules_do_not_cost_a_healthy_device() -> None:
 
 
 def test_an_idle_device_repeats_what_a_straggler_holds_up() -> None:
-    slow, quick = Slow(), Slow(seconds_each=0.001)
-    slow.seconds_each = 1.0
-    links = [FaultyLink(slow), FaultyLink(quick)]
-    fleet = fleet_of(*links)
-    began = time.monotonic()
+    done, quick = threading.Event(), Slow(seconds_each=0.001)
+    held: list[bool] = []
+    straggler = FaultyLink(hook=lambda link, method, args: held.append(done.wait(120)) if method == "measure" else None)
+    fleet = fleet_of(straggler, FaultyLink(quick))
     assert len(all_of(FleetRunner(fleet, "h100", width=2), MEMBERS[:20])) == 20
-    assert time.monotonic() - began < 1.0
-    assert len(quick.measured) == 20
+    # all of it is there while the straggler is still at work
+    assert held == [] and len(quick.measured) == 20
+    done.set()
 
 
 def test_whoever_is_at_work_when_the_fleet_is_closed_is_told() -> None:
@@ -158,11 +158,11 @@ def test_whoever_is_at_work_when_the_fleet_is_closed_is_told() -> None:
     def ends(link: FaultyLink, method: str, args: tuple[Any, ...]) -> None:
         if method == "finals":
             busy.set()
-            closed.wait(5)
+            closed.wait(60)
             raise DeviceLost("its process was ended")
 
     fleet = fleet_of(FaultyLink(hook=ends), FaultyLink(hook=ends))
-    threading.Thread(target=lambda: (busy.wait(5), fleet.close(), closed.set())).start()
+    threading.Thread(target=lambda: (busy.wait(60), fleet.close(), closed.set())).start()
     with pytest.raises(DeviceLost, match="the fleet was closed"):
         FleetRunner(fleet, "h100").finals(WORKLOAD, MEMBERS[:2])
 
@@ -293,7 +293,7 @@ def test_a_device_that_is_slow_to_start_joins_later() -> None:
 
     def starting(link: FaultyLink, method: str, args: tuple[Any, ...]) -> None:
         if method == "describe":
-            ready.wait(5)
+            ready.wait(60)
 
     fleet = fleet_of(FaultyLink(hook=starting), FaultyLink(), rules=dataclasses.replace(FAST, grace_s=0.01))
     assert len(all_of(FleetRunner(fleet, "h100"), MEMBERS[:3])) == 3
@@ -310,7 +310,7 @@ def test_a_toolchain_that_changes_under_way_is_not_mixed_in() -> None:
     assert "came back as" in fleet.members()[0].reason
 
 
-def wait_for(condition: Any, seconds: float = 5.0) -> None:
+def wait_for(condition: Any, seconds: float = 60.0) -> None:
     """Until the condition holds; fails when it does not in time."""
     end = time.monotonic() + seconds
     while not condition():

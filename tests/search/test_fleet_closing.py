@@ -25,7 +25,7 @@ class Opened(RecordedRunner):
 
     def __init__(self) -> None:
         self.began.set()
-        assert self.ready.wait(5)
+        assert self.ready.wait(60)
         super().__init__()
         self.open.append(self)
 
@@ -60,7 +60,7 @@ def test_a_device_that_is_brought_back_after_the_fleet_was_closed_is_given_back(
     opened.ready.clear()
     opened.began.clear()
     fleet.lost(member, "gone")
-    assert opened.began.wait(5)
+    assert opened.began.wait(60)
     fleet.close()
     if error is not None:
         monkeypatch.setattr(Station, "probe", ProbedRunner(error).probe)
