@@ -11,8 +11,9 @@ tensor without a unit stride, or with one that overlaps. The weight [N, K] of an
 dtypes: a, b and out. Quantised operands carry the attribute `scaling`: "tensor" (a_scale and b_scale are one fp32
 number), "row" (a_scale [M], b_scale [N], fp32), "block128" (a_scale [M, K/128], b_scale [K/128, N/128], fp32, read by
 their own strides), "group:128" (b is int4: two weights a byte along K, the even one in the low half, less 8, and
-b_scale [K/128, N] in a's type), "mx" (a_scale [M, K/32] and b_scale [N, K/32], powers of two as e8m0 bytes) and
-"nvfp4" (scales [M, K/16] and [N, K/16] in fp8e4m3). A fp4 operand holds two numbers a byte along K, the even one low.
+b_scale [K/128, N] in a's type), "mx" (a_scale [M, K/32] and b_scale [N, K/32], powers of two as e8m0 bytes,
+which torch's float8_e8m0fnu views as they are: 255 is NaN, the largest scale is 254) and "nvfp4" (scales [M, K/16] and
+[N, K/16] in fp8e4m3). A fp4 operand holds two numbers a byte along K, the even one low.
 
 Epilogue steps, in order and at will: "bias" [N], "bias_m" [M], "scale" (one number), "scale_vec" [N], "scale_m" [M],
 "residual" and "multiply" (matrices like out), "gelu_backward" (a matrix x: the product times gelu'(x)), activations and

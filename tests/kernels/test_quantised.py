@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from kernelwright.kernels.matmul.operator import MATMUL
 from kernelwright.kernels.matmul.quantised import dequantised, random_packed, random_scales
 from kernelwright.kernels.matmul.workload import matmul_workload, problem_of
 
@@ -37,6 +38,30 @@ def test_mx_scales_are_powers_of_two() -> None:
         dequantised(packed.T, scale, "fp4", "mx", "col").T,
     ):
         assert numbers[0, [0, 31, 32, 63]].tolist() == [0.5, 0.5, 4.0, 4.0]
+
+
+@pytest.mark.parametrize("along", ["row", "col"])
+def test_mx_scales_mean_what_torchs_own_e8m0_does(along: str) -> None:
+    """Of all bytes, on both sides: 0 is the least power of two, 255 is NaN, for zeros as well (OCP microscaling)."""
+    scale = torch.arange(256, dtype=torch.uint8)[None]
+    want = scale.view(torch.float8_e8m0fnu).float().double()[0]
+    assert want[0] == 2.0**-127 and want[254] == 2.0**127 and want[255].isnan()
+    for nibbles, times in ((0x22, 1.0), (0x00, 0.0), (0x99, -0.5)):
+        packed = torch.full((1, 256 * 16), nibbles, dtype=torch.uint8)
+        numbers = dequantised(packed if along == "row" else packed.T, scale, "fp4", "mx", along).reshape(256, 32)
+        torch.testing.assert_close(numbers, (want * times)[:, None].expand(256, 32), rtol=0, atol=0, equal_nan=True)
+
+
+def test_a_nan_scale_of_weights_spoils_its_column_and_no_other() -> None:
+    """What a kernel for 4-bit weights is compared with; it must not come out as a large number that looks right."""
+    workload = matmul_workload(4, 8, 64, "bf16", b_dtype="fp4", scaling="mx")
+    inputs = MATMUL.make_inputs(workload, 0, "cpu")
+    clean = MATMUL.reference(workload, inputs)
+    inputs["b_scale"][5, 1] = 255
+    spoilt = MATMUL.reference(workload, inputs)
+    assert spoilt[:, 5].isnan().all()
+    others = [column for column in range(8) if column != 5]
+    assert clean.isfinite().all() and torch.equal(spoilt[:, others], clean[:, others])
 
 
 def test_nvfp4_scales_are_fp8() -> None:
