@@ -126,7 +126,7 @@ class Call:
             form = self.forms[name]
             if self.needs_alignment and tensor.data_ptr() % ALIGNMENT:
                 return None
-            if len(form.sizes) == 1 or (tensor.stride() == form.strides and tensor.shape == form.sizes):
+            if tensor.shape == form.sizes and (len(form.sizes) == 1 or tensor.stride() == form.strides):
                 ready[name] = tensor
             elif form.fits(Form.of(tensor)):
                 # strides of dimensions of size 1 say nothing, but a descriptor would refuse some of them

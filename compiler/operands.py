@@ -93,9 +93,10 @@ def _check_types(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, ou
     if len(types) > 1 or a.dtype not in DTYPE_NAMES:
         got = ", ".join(sorted(str(dtype) for dtype in types))
         raise UnsupportedDtype(f"operands and result must all be one of {', '.join(DTYPE_NAMES.values())}, got {got}")
-    if bias is not None and (bias.dim() != 1 or bias.stride(0) != 1):
+    columns = b.shape[-1]
+    if bias is not None and (tuple(bias.shape) != (columns,) or bias.stride(0) != 1):
         raise InvalidWorkload(
-            f"the bias must be a dense vector, got shape {tuple(bias.shape)}, strides {bias.stride()}"
+            f"the bias must be a dense vector of {columns}, got shape {tuple(bias.shape)}, strides {bias.stride()}"
         )
 
 

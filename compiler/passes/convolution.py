@@ -168,9 +168,12 @@ def _may_lie_channels_last(node: Node) -> bool:
     return not value_of(x).is_contiguous(memory_format=LAST) and len(x.users) == 1 and is_fused(x)
 
 
-def _is_channels(vector: Node, image: Node) -> bool:
-    """Whether a tensor [K, 1, 1] or [1, K, 1, 1] has a number for each channel of an image [N, K, P, Q]."""
+def _is_channels(vector: Node, image: Node, result: Node) -> bool:
+    """Whether a tensor [K, 1, 1] or [1, K, 1, 1] has a number for each channel of an image [N, K, P, Q], which is the
+    result of a convolution and no view of it in other sizes."""
     value, over = value_of(vector), value_of(image)
-    if value.device != over.device or not value.dtype.is_floating_point or over.dim() != 4 or value.dim() not in (3, 4):
+    if over.shape != value_of(result).shape or value.device != over.device:
+        return False
+    if not value.dtype.is_floating_point or over.dim() != 4 or value.dim() not in (3, 4):
         return False
     return tuple(value.shape)[-3:] == (over.shape[1], 1, 1) and value.numel() == over.shape[1]

@@ -88,13 +88,17 @@ def _with_bias(candidate: Product) -> Product | None:
     if user is None or user.target is not aten.add.Tensor or user.kwargs.get("alpha", 1) != 1:
         return None
     bias = user.args[1] if user.args[0] is last else user.args[0]
-    if not isinstance(bias, Node) or not _is_row(bias, last) or not _dense(Chain(candidate.product, (user,))):
+    if (
+        not isinstance(bias, Node)
+        or not _is_row(bias, candidate.product)
+        or not _dense(Chain(candidate.product, (user,)))
+    ):
         return None
     return dataclasses.replace(candidate, bias=bias, steps=(*views, user))
 
 
 def _is_row(bias: Node, matrix: Node) -> bool:
-    """Whether the last dimensions of both agree with those of the product, so that the vector is added to each row."""
+    """Whether a vector has one number for each column of a product, however that is viewed when they are added."""
     value, rows = bias.meta.get("val"), matrix.meta["val"]
     return isinstance(value, FakeTensor) and value.device == rows.device and value.shape == rows.shape[-1:]
 

@@ -119,7 +119,7 @@ def _batched(node: Node) -> list[Candidate]:
     *added, a, b = node.args
     if added:
         return [Chain(Tail(node, steps=("residual",), tensors=(added[0],)), a, b)]  # type: ignore[arg-type]
-    found = list(tails(node, activations(), lambda vector, matrix: False))
+    found = list(tails(node, activations(), lambda vector, matrix, product: False))
     return [Chain(tail, a, b) for tail in reversed(found)]  # type: ignore[arg-type]
 
 
@@ -127,8 +127,8 @@ def _viewed(graph: Graph, node: Node, shape: list[int]) -> Node:
     return node if list(value_of(node).shape) == shape else emit(graph, aten.view.default, (node, shape), node)
 
 
-def _is_row(vector: Node, matrix: Node) -> bool:
-    """Whether a tensor has one number for each of the last dimension's places."""
+def _is_row(vector: Node, matrix: Node, product: Node) -> bool:
+    """Whether a tensor has one number for each column of a product, and of a view of it: not for those of a head."""
     value, over = value_of(vector), value_of(matrix)
     same = value.device == over.device and value.dtype.is_floating_point
-    return same and value.shape == over.shape[-1:]
+    return same and value.shape == over.shape[-1:] == value_of(product).shape[-1:]

@@ -191,7 +191,7 @@ def _is_plain(product: Node) -> bool:
     if not all(is_known(one) and _is_given(one) for one in (weight, *bias)):
         return False
     value = value_of(weight)
-    vector = all(value_of(one).dim() == 1 for one in bias)
+    vector = all(value_of(one).shape == value.shape[1:] for one in bias)
     return value.stride() == (1, value.shape[0]) and vector and value_of(product).is_contiguous()
 
 

@@ -66,9 +66,9 @@ class Tail:
         return (*vectors, *self.steps)
 
 
-def tails(start: Node, activations: Activations, is_vector: Callable[[Node, Node], bool]) -> Iterator[Tail]:
-    """Every tail behind `start`, the shortest first. is_vector: whether a node, used beside another one, has one number
-    for each channel of it."""
+def tails(start: Node, activations: Activations, is_vector: Callable[[Node, Node, Node], bool]) -> Iterator[Tail]:
+    """Every tail behind `start`, the shortest first. is_vector: whether a node, used beside another one, which may be a
+    view of a third, has one number for each channel of both."""
     tail = Tail(start)
     yield tail
     for _ in range(LONGEST):
@@ -91,7 +91,7 @@ def _with_activation(tail: Tail, activations: Activations) -> Tail | None:
     return dataclasses.replace(tail, nodes=tail.nodes + steps, steps=(*tail.steps, name))
 
 
-def _with_next(tail: Tail, is_vector: Callable[[Node, Node], bool]) -> Tail | None:
+def _with_next(tail: Tail, is_vector: Callable[[Node, Node, Node], bool]) -> Tail | None:
     end = tail.end
     user = next(iter(end.users)) if len(end.users) == 1 else None
     if user is None or not is_step(user, tail.start):
@@ -107,7 +107,7 @@ def _with_next(tail: Tail, is_vector: Callable[[Node, Node], bool]) -> Tail | No
     if not is_known(other) or other is end or (how in ("sub", "div") and left is not end):
         return None
     assert isinstance(other, Node)
-    if is_vector(other, end) and not tail.steps:
+    if is_vector(other, end, tail.start) and not tail.steps:
         return dataclasses.replace(longer, vectors=(*tail.vectors, (how, other)))
     name = {"add": "residual", "mul": "multiply"}.get(how)
     tensor = _without_cast(other)
