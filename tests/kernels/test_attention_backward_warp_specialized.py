@@ -248,7 +248,7 @@ def test_the_simulation_finds_barriers_that_are_not_waited_for() -> None:
         (64, 64, 0, {"kv_length": 77}),
     ],
 )
-def test_warpgroups_build(head_dim: int, block_m: int, spills: int, options: dict[str, Any]) -> None:
+def test_warpgroups_build(pool: BuildPool, head_dim: int, block_m: int, spills: int, options: dict[str, Any]) -> None:
     device, name = named_device("h100"), "backward_warp_specialized"
     workload = attention_workload(
         **{"batch": 1, "heads": 8, "q_length": 4096, "kv_length": 4096, "head_dim": head_dim, **options},
@@ -256,8 +256,7 @@ def test_warpgroups_build(head_dim: int, block_m: int, spills: int, options: dic
     )
     template = ATTENTION.templates[name]
     schedule = next(s for s in template.space(workload, device) if s.knobs["block_m"] == block_m)
-    with BuildPool(1, timeout_s=110.0) as pool:
-        report = pool.build(workload, schedule, device, keep_artifact=True)
+    report = pool.build(workload, schedule, device, keep_artifact=True)
     assert report.spills <= spills
     assert abs(report.shared_bytes - template.shared_bytes(workload, schedule)) <= 512
     text = str(report.artifact[f"{name}.ptx"])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -14,12 +13,6 @@ from kernelwright.kernels.device import named_device
 from kernelwright.types import Schedule, Workload
 
 CAUSAL = {"causal": "bottom_right", "layout": "bshd"}
-
-
-@pytest.fixture(scope="module")
-def pool() -> Iterator[BuildPool]:
-    with BuildPool(1, timeout_s=110.0) as pool:
-        yield pool
 
 
 def member(workload: Workload, device: str, template: str, **knobs: Any) -> Schedule:

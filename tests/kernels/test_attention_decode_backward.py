@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -30,14 +29,6 @@ GROUPED = attention_workload(4, 32, 1, 4096, 128, kv_heads=8)
 PAGED = attention_workload(4, 32, 1, 4096, 128, kv_heads=8, page=64)
 ABSORBED = attention_workload(32, 128, 1, 4096, 576, kv_heads=1, v_dim=512, kv_shared=True)
 CAUSAL = attention_workload(1, 32, 4096, 4096, 128, kv_heads=8, causal="bottom_right", direction="backward")
-
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BuildPool]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        with BuildPool(1) as pool:
-            yield pool
 
 
 def decode(**knobs: Any) -> Schedule:

@@ -11,7 +11,7 @@ import pytest
 from kernelwright.kernels.attention import decode_warp_specialized_kernel
 from kernelwright.kernels.attention.operator import ATTENTION
 from kernelwright.kernels.attention.workload import attention_workload
-from kernelwright.kernels.build import build
+from kernelwright.kernels.build import BuildPool
 from kernelwright.kernels.device import named_device
 from kernelwright.types import Schedule, Workload
 from tests.kernels.simulated_attention import Descriptor, Pointer, Tensor, View, copies, language, products, tensor
@@ -208,12 +208,12 @@ def test_the_simulation_finds_copies_that_come_too_early(monkeypatch: pytest.Mon
     assert not any(outcomes)
 
 
-def test_it_builds_for_hopper_without_spills() -> None:
+def test_it_builds_for_hopper_without_spills(pool: BuildPool) -> None:
     workload = attention_workload(32, 128, 2, 4096, 576, page=64, causal="bottom_right", lse=True, **ABSORBED)
     template = ATTENTION.templates["decode_warp_specialized"]
     wanted = {"block_n": 64, "num_stages": 2, "split_kv": 1}
     schedule = next(s for s in template.space(workload, H100) if wanted.items() <= dict(s.knobs).items())
-    report = build(workload, schedule, H100)
+    report = pool.build(workload, schedule, H100, keep_artifact=True)
     assert report.spills == 0 and report.shared_bytes <= 232448
     assert abs(report.shared_bytes - template.shared_bytes(workload, schedule)) <= 256
     assert "m64n256k16" in str(report.artifact["attention_decode_latent.ptx"])

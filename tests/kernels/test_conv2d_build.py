@@ -4,7 +4,6 @@ they must be."""
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -28,14 +27,6 @@ TEMPLATES = {
     "implicit_gemm_weight_gradient": WEIGHT,
     "pointwise": POINTS,
 }
-
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BuildPool]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        with BuildPool(1) as pool:
-            yield pool
 
 
 def nearest(workload: Workload, template: str, device: str, **wanted: Any) -> Schedule:

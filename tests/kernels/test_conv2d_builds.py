@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -33,14 +32,6 @@ CASES: dict[str, tuple[Workload, dict[str, Scalar]]] = {
     "grouped_direct": (GROUPED, {"block_m": 128, "span": 8, "num_warps": 8, "num_stages": 3}),
     "stem": (FIRST, {"block_m": 128, "block_n": 64, "num_warps": 8, "reduction": "runs", "unroll": 0}),
 }
-
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BuildPool]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        with BuildPool(1) as pool:
-            yield pool
 
 
 def member(template: str, workload: Workload, wanted: dict[str, Scalar], device: Any = H100) -> Schedule:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import math
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -217,14 +216,6 @@ def test_simulated_warps_compute_convolutions(
     lines = x.permute(0, 2, 3, 1).contiguous()
     simulation = Simulation(lines.numpy(), wide.numpy(), wanted.shape, weight[2:], pad, tile, groups)  # type: ignore[arg-type]
     assert np.array_equal(simulation.run(5, programs), wanted.numpy())
-
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BuildPool]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        with BuildPool(1) as pool:
-            yield pool
 
 
 BN = ("scale_vec", "bias", "relu")

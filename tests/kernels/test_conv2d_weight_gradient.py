@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -228,14 +227,6 @@ def test_sums_over_packed_images(
     given = dict(zip(main[0].arg_names, main[2], strict=True))
     assert (given["ROWS"], given["CHANNELS"], given["R"], given["S"]) == (48, *packed.shapes["w"][1:])
     assert given["x"].base.stride()[2:] == x.stride()[2:] or given["R"] == 1
-
-
-@pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BuildPool]:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        with BuildPool(1) as pool:
-            yield pool
 
 
 def gradient(image: tuple[int, int, int, int], k: int, kernel: int, **given: Any) -> Workload:

@@ -49,10 +49,9 @@ def test_few_rows_an_expert_turn_the_tile() -> None:
         (matmul_workload(40, 512, 256, epilogue=("bias", "swiglu"), groups=8), {"swap": 1, "tma_store": 0}),
     ],
 )
-def test_members_build_for_hopper(workload: Workload, knobs: dict[str, int]) -> None:
+def test_members_build_for_hopper(pool: BuildPool, workload: Workload, knobs: dict[str, int]) -> None:
     schedule = next(s for s in GROUPED.space(workload, H100) if all(s.knobs[name] == knobs[name] for name in knobs))
-    with BuildPool(1) as pool:
-        report = pool.build(workload, schedule, H100, keep_artifact=True)
+    report = pool.build(workload, schedule, H100, keep_artifact=True)
     assert report.spills == 0
     assert "wgmma.mma_async" in str(report.artifact["matmul_grouped.ptx"])
     # both operands come from shared memory: no tile passes through registers on its way to the tensor cores
@@ -60,7 +59,6 @@ def test_members_build_for_hopper(workload: Workload, knobs: dict[str, int]) -> 
 
 
 @pytest.mark.parametrize("device", [A100, MI300X], ids=lambda d: d.slug)
-def test_pointers_build_for_other_gpus(device: DeviceSpec) -> None:
+def test_pointers_build_for_other_gpus(pool: BuildPool, device: DeviceSpec) -> None:
     schedule = GROUPED_POINTER.space(EXPERTS, device).members[-1]
-    with BuildPool(1) as pool:
-        assert pool.build(EXPERTS, schedule, device).registers > 0
+    assert pool.build(EXPERTS, schedule, device).registers > 0

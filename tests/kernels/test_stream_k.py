@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from kernelwright.kernels.build import build
+from kernelwright.kernels.build import BuildPool
 from kernelwright.kernels.device import named_device
 from kernelwright.kernels.matmul.stream_k import STREAM_K
 from kernelwright.kernels.matmul.workload import matmul_workload
@@ -27,10 +27,10 @@ def member(workload: Workload, **wanted: object) -> Schedule:
         (matmul_workload(2048, 1280, 8192, "fp8e4m3", scaling="row"), (128, 128, 128)),
     ],
 )
-def test_the_one_loop_stays_pipelined(workload: Workload, tile: tuple[int, int, int]) -> None:
+def test_the_one_loop_stays_pipelined(pool: BuildPool, workload: Workload, tile: tuple[int, int, int]) -> None:
     knobs = dict(zip(("block_m", "block_n", "block_k"), tile, strict=True))
     schedule = member(workload, **knobs, num_warps=8, num_stages=3, subtile=2, stream_waves=1)
-    report = build(workload, schedule, H100)
+    report = pool.build(workload, schedule, H100, keep_artifact=True)
     code = str(report.artifact["matmul_stream_k.ttgir"])
     assert "isAsync = true" in code
     assert "pendings = 1" in code, "the product is waited for before the next one starts"
