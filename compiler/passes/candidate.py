@@ -20,6 +20,12 @@ aten = torch.ops.aten
 
 C = TypeVar("C")
 
+HELD = "kernelwright_operands"
+"""Where a call of ours keeps the fake tensors of its operands, to whose strides `compiler.lowering` holds them."""
+
+OWN = ("tensor_meta", "eager_input_vals", HELD)
+"""Annotations of a node that no other takes over."""
+
 
 class Candidate(Protocol):
     """A form in which a kernel could take over a place of a graph."""
@@ -82,9 +88,15 @@ def item_of(node: Node, place: int) -> Node | None:
 def emit(graph: Graph, target: Any, args: tuple[Any, ...], like: Node, kwargs: dict[str, Any] | None = None) -> Node:
     """A new node at the graph's insertion point, annotated as `like` is, with its value worked out."""
     node = graph.call_function(target, args, kwargs)
-    node.meta = {name: value for name, value in like.meta.items() if name not in ("tensor_meta", "eager_input_vals")}
+    node.meta = {name: value for name, value in like.meta.items() if name not in OWN}
     node.meta["val"] = target(*torch.fx.node.map_arg(args, lambda one: one.meta["val"]), **(kwargs or {}))
     return node
+
+
+def hold(call: Node) -> Node:
+    """The call of an operator of ours, whose operands from now on lie in memory as they do here."""
+    call.meta[HELD] = torch.fx.node.map_arg(call.args, lambda node: node.meta["val"])
+    return call
 
 
 def emit_call(
@@ -97,9 +109,7 @@ def emit_call(
     forms = written_forms([Form.of(result) for result in results])
     texts = (json.dumps(part.to_json(), sort_keys=True) for part in (workload, answer.schedule))
     args: Any = ([operands[name] for name in names], ",".join(names), *texts, forms)
-    call = emit(graph, CALL, args, first)
-    # Inductor holds operands to the strides that it finds here.
-    call.meta["eager_input_vals"] = (torch.fx.node.map_arg(args, lambda node: node.meta["val"]), {})
+    call = hold(emit(graph, CALL, args, first))
     return [emit(graph, operator.getitem, (call, place), call) for place in range(len(results))]
 
 

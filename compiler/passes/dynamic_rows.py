@@ -15,7 +15,7 @@ from torch.fx import Graph, Node
 
 from kernelwright.compiler import ops
 from kernelwright.compiler.operands import workload_of
-from kernelwright.compiler.passes.candidate import emit, is_known, value_of
+from kernelwright.compiler.passes.candidate import emit, hold, is_known, value_of
 from kernelwright.errors import UsageError
 from kernelwright.search.answer import Answer
 from kernelwright.types import Workload
@@ -64,7 +64,6 @@ def replace(graph: Graph, node: Node, answers: Sequence[Answer]) -> None:
     table = json.dumps({"device": answers[0].device.slug, "rows": by_rows}, sort_keys=True)
     args = (a, b, bias[0] if bias else None, "bias" if bias else "", table, value_of(node).dtype)
     with graph.inserting_before(node):
-        result = emit(graph, ops.MATMUL, args, node)
-        result.meta["eager_input_vals"] = (torch.fx.node.map_arg(args, lambda one: one.meta["val"]), {})
+        result = hold(emit(graph, ops.MATMUL, args, node))
     node.replace_all_uses_with(result)
     graph.erase_node(node)

@@ -16,7 +16,7 @@ from torch.fx import Graph, Node
 
 from kernelwright.compiler.kernel_call import CALL
 from kernelwright.compiler.operands import is_static
-from kernelwright.compiler.passes.candidate import has_gradients, is_known, value_of
+from kernelwright.compiler.passes.candidate import OWN, has_gradients, is_known, value_of
 from kernelwright.compiler.passes.pointwise import CASTS, VIEWS
 
 aten = torch.ops.aten
@@ -54,7 +54,7 @@ def _join(graph: Graph, calls: Sequence[Node], vectors: Sequence[Node]) -> None:
     with graph.inserting_before(first):
         # times one changes no number, and Inductor computes what leads to it along with it
         together = graph.call_function(aten._foreach_mul.Scalar, (list(vectors), 1.0))
-        together.meta = {name: value for name, value in first.meta.items() if name != "eager_input_vals"}
+        together.meta = {name: value for name, value in first.meta.items() if name not in OWN}
         together.meta["val"] = [value_of(one) for one in vectors]
         parts = {}
         for place, one in enumerate(vectors):

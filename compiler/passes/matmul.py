@@ -12,7 +12,7 @@ from torch.fx import Graph, Node
 
 from kernelwright.compiler import ops
 from kernelwright.compiler.operands import workload_of
-from kernelwright.compiler.passes.candidate import worked_out_once
+from kernelwright.compiler.passes.candidate import emit, hold, worked_out_once
 from kernelwright.compiler.passes.pointwise import Chain, find_activation, skip_views
 from kernelwright.kernels.matmul.reference import activations
 from kernelwright.search.answer import Answer
@@ -116,12 +116,8 @@ def replace(graph: Graph, candidate: Product, answer: Answer) -> None:
     out = product.meta["val"].new_empty(product.meta["val"].shape, dtype=end.meta["val"].dtype)
     schedule = json.dumps(answer.schedule.to_json(), sort_keys=True)
     args = (candidate.a, candidate.b, candidate.bias, ",".join(candidate.epilogue), schedule, out.dtype)
-    values = torch.fx.node.map_arg(args, lambda node: node.meta["val"])
     with graph.inserting_before(end):
-        result = graph.call_function(ops.MATMUL, args)
-        # Inductor holds operands to the strides that it finds here.
-        result.meta = {**product.meta, "val": out, "eager_input_vals": (values, {})}
-        result.meta.pop("tensor_meta", None)
+        result = hold(emit(graph, ops.MATMUL, args, product))
         if end.meta["val"].shape != out.shape:
             shape = list(end.meta["val"].shape)
             result = graph.call_function(aten.view.default, (result, shape))

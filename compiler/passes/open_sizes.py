@@ -14,7 +14,7 @@ from torch.fx import Graph, Node
 
 from kernelwright.compiler import open_call
 from kernelwright.compiler.passes import attention_variants as variants
-from kernelwright.compiler.passes.candidate import emit, is_known, item_of, value_of
+from kernelwright.compiler.passes.candidate import emit, hold, is_known, item_of, value_of
 from kernelwright.errors import UsageError
 from kernelwright.search.answer import Answer
 from kernelwright.types import Workload
@@ -60,8 +60,7 @@ class Place:
         operands, told = list(self.operands.values()), json.dumps(self.told, sort_keys=True)
         args: Any = (operands, ",".join(self.operands), told, table)
         with graph.inserting_before(self.node):
-            result = emit(graph, open_call.OPEN_CALL, args, self.value)
-            result.meta["eager_input_vals"] = (torch.fx.node.map_arg(args, lambda one: one.meta["val"]), {})
+            result = hold(emit(graph, open_call.OPEN_CALL, args, self.value))
         self.value.replace_all_uses_with(result)
         for node in (*self.node.users, self.node):
             graph.erase_node(node)

@@ -21,6 +21,7 @@ from torch._inductor.virtualized import V
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
 
+from kernelwright.compiler import lowering
 from kernelwright.compiler.dispatch import Prepared
 from kernelwright.compiler.operands import is_static
 from kernelwright.compiler.passes import dynamic_rows, open_sizes
@@ -87,6 +88,7 @@ class Replace(CustomGraphPass):
             _log.warning("products are left to Inductor: %s", CPP_WRAPPER)
             return
         try:
+            lowering.register()
             self.simplify(graph)
             self._prepare(graph)
             self._in_place.look(lambda: self._places(graph), lambda: self.pieces(graph))

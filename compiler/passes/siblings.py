@@ -18,7 +18,7 @@ from torch.fx import Graph, Node
 from kernelwright.compiler import side_by_side
 from kernelwright.compiler.merged_call import MERGED
 from kernelwright.compiler.operands import workload_of
-from kernelwright.compiler.passes.candidate import emit, has_gradients, is_known, value_of
+from kernelwright.compiler.passes.candidate import emit, has_gradients, hold, is_known, value_of
 from kernelwright.compiler.passes.pointwise import CASTS, VIEWS, find_activation, is_step
 from kernelwright.compiler.piece import SHAPES, source_of
 from kernelwright.errors import UsageError
@@ -103,8 +103,7 @@ class Siblings:
         text = "" if schedule is None else json.dumps(schedule.to_json(), sort_keys=True)
         args: Any = (self.left, self.weights, self.biases, workload, text)
         with graph.inserting_before(first):
-            wide = emit(graph, MERGED, args, first)
-            wide.meta["eager_input_vals"] = (torch.fx.node.map_arg(args, lambda node: node.meta["val"]), {})
+            wide = hold(emit(graph, MERGED, args, first))
             if step is not None:
                 shape = list(value_of(step).shape)
                 result = (
