@@ -2,8 +2,7 @@
 inference, or a step of training (NAME:training).
 
 Default and ours come first: they are compiled and timed, and their row is handed on, before max-autotune begins, which
-may take long and be cut off. Several models may run on a GPU at once: what one of them measures, no other disturbs
-(`gpu_turns`), though compiling shares the processors then.
+may take long and be cut off.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from gpu_turns import Turns, inductor_in_turns
 from model_step import Step, errors
 from torch._inductor import utils as inductor_utils
 from torch._inductor.async_compile import AsyncCompile
@@ -146,19 +144,17 @@ def linked(source: str, target: str) -> None:
         shutil.copy2(source, target)
 
 
-def compile_one(
-    one: Contender, step: Step, want: Sequence[torch.Tensor], folder: Path, base_bytes: int, turns: Turns
-) -> None:
+def compile_one(one: Contender, step: Step, want: Sequence[torch.Tensor], folder: Path, base_bytes: int) -> None:
     """Compile, then look at errors and memory. What goes wrong becomes `failure`. base_bytes: what model and inputs
     take, to which a step's memory is added."""
     compiled = torch.compile(step.model, dynamic=False, **one.options)
     began = time.monotonic()
     try:
-        with caches_in(folder), inductor_in_turns(turns):
-            began, waited_s = time.monotonic(), turns.waited_s
+        with caches_in(folder):
+            began = time.monotonic()
             found = step.run(compiled)
             torch.cuda.synchronize()
-        one.compile_s = round(time.monotonic() - began - (turns.waited_s - waited_s), 2)
+        one.compile_s = round(time.monotonic() - began, 2)
         one.errors = errors(found, want)
         del found
         torch.cuda.empty_cache()
@@ -220,12 +216,12 @@ class Run:
         with stage("model", self.seconds):
             model, inputs = load_model(target_of(name))
         assert isinstance(model, torch.nn.Module)
-        self.step, self.told, self.turns = Step(model, inputs), Report(), Turns()
+        self.step, self.told = Step(model, inputs), Report()
         self.base_bytes = torch.cuda.memory_allocated()
         self.contenders = contenders(plan.db, self.told, plan.modes, plan.extra)
         with stage("first compile", self.seconds):
             self.facts["start_s"] = started(next(model.parameters()).device, plan)
-        with stage("eager", self.seconds), self.turns.taken():
+        with stage("eager", self.seconds):
             self.want = self.step.precise()
             eager = errors(self.step.run(model), self.want)
         self.facts |= {f"eager_{what}": value for what, value in eager.items()}
@@ -239,7 +235,7 @@ class Run:
             share = 0.75 * left if one.name in TUNED and place + 1 < len(group) else left
             try:
                 with within(share), stage(one.name, self.seconds), self._folder(one) as folder:
-                    compile_one(one, self.step, self.want, folder, self.base_bytes, self.turns)
+                    compile_one(one, self.step, self.want, folder, self.base_bytes)
             except OutOfTime:
                 one.failure = "no time left"
         return any(one.run is not None for one in group)
@@ -256,7 +252,7 @@ class Run:
 
     def time(self) -> None:
         """Time all that run, in turns."""
-        with stage("timing", self.seconds), self.turns.taken():
+        with stage("timing", self.seconds):
             self.times, control = timed(self.contenders, self.step, Timer(present_device(0).l2_bytes))
         self.facts |= control
 

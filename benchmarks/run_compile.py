@@ -171,7 +171,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--modes", default="default,ours,max_autotune,ours_max", help="which of these, by commas")
     parser.add_argument("--inductor", default="{}", help='settings of Inductor for all, such as {"freezing": true}')
     parser.add_argument("--total-seconds", type=float, default=1500, help="everything ends in time for this")
-    parser.add_argument("--gpus", default="0", help="indices by commas; each runs a model at a time, 0,0 two on GPU 0")
+    parser.add_argument("--gpus", default="0", help="indices by commas; each runs one model at a time")
     parser.add_argument("--tune", type=float, default=0, help="seconds for which each model is tuned first")
     parser.add_argument("--cache", type=Path, help="a folder that keeps what max-autotune measured for its next run")
     parser.add_argument("--compiles", type=int, default=1, help="default and ours compile so often; the fastest counts")

@@ -183,7 +183,7 @@ def test_default_and_ours_are_told_before_max_autotune_begins(tmp_path: Path, mo
 def test_only_max_autotune_finds_what_was_kept_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folders: dict[str, list[Path]] = {}
 
-    def compiled(one: Any, step: Any, want: Any, folder: Path, *rest: Any) -> None:
+    def compiled(one: Any, step: Any, want: Any, folder: Path, base: int) -> None:
         folders.setdefault(one.name, []).append(folder)
         folder.mkdir(parents=True, exist_ok=True)
 
