@@ -171,6 +171,8 @@ def compile_one(one: Contender, step: Step, want: Sequence[torch.Tensor], folder
 
 def compile_again(one: Contender, step: Step) -> None:
     """Compile once more with empty caches; the faster time counts."""
+    # else dynamo finds what it compiled before
+    torch._dynamo.reset()
     compiled = torch.compile(step.model, dynamic=False, **one.options)
     with fresh_folder() as folder, caches_in(folder):
         began = time.monotonic()

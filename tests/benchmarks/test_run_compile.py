@@ -93,6 +93,22 @@ def test_contenders_are_those_that_were_asked_for() -> None:
     assert all(one.options["options"]["freezing"] is True for one in found)
 
 
+def test_compiling_again_compiles_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Dynamo would find what it compiled the first time, in no time."""
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    seen: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: object) -> Any:
+        seen.append(graph)
+        return graph.forward
+
+    step = model_step.Step(torch.nn.Linear(3, 1).eval().requires_grad_(False), [torch.ones(1, 3)])
+    one = model_run.Contender("default", {"backend": backend}, compile_s=1e6)
+    for count in (1, 2):
+        model_run.compile_again(one, step)
+        assert len(seen) == count and 0 < one.compile_s < 1e6
+
+
 class FakeTimer:
     """Runs every call, and reads as many microseconds as it stands behind the first."""
 
