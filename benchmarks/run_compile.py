@@ -8,20 +8,25 @@
 Without --models, tunes the two products of Linear, GELU, Linear first (32 trials each), then compiles the model with
 that database. With it, compiles models of benchmarks/models (NAME or NAME:FUNCTION) with what the database holds; where
 their weights take gradients, as in NAME:training, forward and backward of a step. Each model has a process of its own,
-which ends in time. A run that is cut off goes on with --resume, and with --cache max-autotune goes on, too.
+which ends in time, or with --together all run in one: half a minute less for each, but a crash ends them all. A run
+that is cut off goes on with --resume, and with --cache max-autotune goes on, too.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import model_table
 import report
 import torch
-from model_runner import Batch, how_complete, is_complete, run_batch
+from model_run import Plan, run_model
+from model_runner import COMPILING, LEAST_S, Batch, how_complete, is_complete, run_batch
 
 from kernelwright.compiler.report import Report
 from kernelwright.db import Store
@@ -139,7 +144,28 @@ def run_models(args: argparse.Namespace) -> None:
             rows[name] = row
         write(args.out, list(rows.values()), before)
 
-    run_batch(batch, keep)
+    if args.together:
+        run_together(names, Plan(**{**plan, "modes": tuple(modes)}), args.total_seconds, keep)
+    else:
+        run_batch(batch, keep)
+
+
+def run_together(
+    names: Sequence[str], plan: Plan, total_seconds: float, keep: Callable[[dict[str, Any]], None]
+) -> None:
+    """Run the models in this process. What raises ends its model alone."""
+    end = time.monotonic() + total_seconds
+    for place, name in enumerate(names):
+        now = time.monotonic()
+        if end - now < LEAST_S:
+            keep({"model": name, "ratio": None, "failure": "no time left"})
+            continue
+        try:
+            run_model(name, plan, now + COMPILING * (end - now) / (len(names) - place), keep)
+        except Exception as error:
+            keep({"model": name, "ratio": None, "failure": f"{type(error).__name__}: {error}"[:300]})
+        gc.collect()
+        torch.cuda.empty_cache()
 
 
 def told(row: dict[str, Any]) -> list[str]:
@@ -175,6 +201,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--tune", type=float, default=0, help="seconds for which each model is tuned first")
     parser.add_argument("--cache", type=Path, help="a folder that keeps what max-autotune measured for its next run")
     parser.add_argument("--compiles", type=int, default=1, help="default and ours compile so often; the fastest counts")
+    parser.add_argument("--together", action="store_true", help="all models in this process, on its first GPU")
     parser.add_argument("--resume", action="store_true", help="go on with --out: only what it lacks is run")
     args = parser.parse_args()
     if not (args.out or args.table):

@@ -275,3 +275,25 @@ def test_workloads_of_the_llama_like_model() -> None:
     assert (attention.dims["Hq"], attention.dims["Hkv"], attention.attributes["causal"]) == (32, 8, "bottom_right")
     # two residuals and a gate of each layer are counted without their tensor, too
     assert found.total() == 4 * (8 + 3)
+
+
+def test_models_in_one_process_share_its_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that raises takes no other with it, and none begins without time."""
+    told: list[tuple[str, float]] = []
+
+    def run_model(name: str, plan: Any, until: float, keep: Any) -> None:
+        told.append((name, until - time.monotonic()))
+        if name == "bad":
+            raise ValueError("no such model")
+        keep({"model": name, "ratio": 1.5})
+
+    monkeypatch.setattr(run_compile, "run_model", run_model)
+    rows: list[dict[str, Any]] = []
+    plan = model_run.Plan("sqlite:///x.db", ("ours",))
+    run_compile.run_together(["one", "bad", "two"], plan, 300.0, rows.append)
+    assert [row.get("failure") for row in rows] == [None, "ValueError: no such model", None]
+    # nobody used anything up, so that each got its share of the whole
+    assert [name for name, _ in told] == ["one", "bad", "two"]
+    assert all(left <= 0.85 * share for (_, left), share in zip(told, (100, 150, 300), strict=True))
+    run_compile.run_together(["late"], plan, 1.0, rows.append)
+    assert rows[-1]["failure"] == "no time left"
