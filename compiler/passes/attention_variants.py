@@ -16,10 +16,6 @@ aten = torch.ops.aten
 NAMES = ("flash_attention", "efficient_attention", "cudnn_attention", "flash_attention_for_cpu")
 
 
-SPREADS = (aten.expand.default, aten.slice.Tensor, aten.constant_pad_nd.default)
-"""What torch puts between a mask and the attention: it spreads masks, and pads their rows to an aligned length."""
-
-
 def _present(ending: str) -> tuple[Any, ...]:
     packets = (getattr(aten, f"_scaled_dot_product_{name}{ending}", None) for name in NAMES)
     return tuple(packet.default for packet in packets if packet is not None)
@@ -113,7 +109,7 @@ def _is_there(mask: Any) -> bool:
 def _plain(mask: Any) -> Node:
     """The bool mask that an additive one was made of, which is half the memory; else the mask as it is."""
     source: Any = mask
-    while source.target in SPREADS:
+    while _is_spread(source):
         source = source.args[0]
     if source.target is aten.where.self and source.meta["val"].shape[-1] == mask.meta["val"].shape[-1]:
         seen, kept, hidden = source.args
@@ -121,6 +117,20 @@ def _plain(mask: Any) -> Node:
             return seen
     found: Node = mask
     return found
+
+
+def _is_spread(node: Node) -> bool:
+    """Whether a node is what torch puts between a mask and the attention: it spreads masks, pads their rows at the end
+    to an aligned length, and takes the beginnings of these. Whatever else is cut or padded is another mask."""
+    args: Any = node.args
+    if node.target is aten.expand.default:
+        return True
+    if node.target is aten.constant_pad_nd.default:
+        return len(args[1]) == 2 and bool(args[1][0] == 0 and args[1][1] >= 0)
+    if node.target is aten.slice.Tensor and not node.kwargs:
+        place, start, _, step = (*args[1:], *(0, None, None, 1)[len(args) - 1 :])
+        return place in (-1, node.meta["val"].dim() - 1) and start in (0, None) and bool(step == 1)
+    return False
 
 
 def _number(node: Any) -> float | None:

@@ -13,6 +13,7 @@ from torch.fx import Graph
 
 from kernelwright.compiler.kernel_call import CALL
 from kernelwright.compiler.passes import attention_variants
+from kernelwright.kernels.attention.workload import problem_of
 from kernelwright.types import Workload
 
 aten = torch.ops.aten
@@ -163,3 +164,45 @@ def test_backward_forms_of_a_gpu_are_read(name: str, behind: tuple[Any, ...]) ->
     assert (found.out, found.lse, found.d_out) == (out, lse, d_out)
     assert found.forward.causal and (found.forward.q, found.forward.k, found.forward.v) == (q, k, v)
     assert found.forward.mask is None
+
+
+def additive(seen: torch.Tensor) -> torch.Tensor:
+    return torch.where(seen, 0.0, float("-inf"))
+
+
+CUTS: list[tuple[tuple[int, ...], Any]] = [
+    ((2, 1, 8, 8), lambda mask: mask[1:2]),
+    ((4, 1, 1, 8), lambda mask: mask[2:].expand(2, 1, 8, 8)),
+    ((1, 3, 8, 8), lambda mask: mask[:, 1:2]),
+    ((16, 8), lambda mask: mask[8:]),
+    ((16, 8), lambda mask: mask[::2]),
+    ((2, 1, 6, 8), lambda mask: functional.pad(mask, (0, 0, 0, 2))),
+    ((2, 1, 8, 8), lambda mask: functional.pad(mask, (0, 0, -1, 1))),
+    ((2, 1, 8, 8), lambda mask: functional.pad(mask, (1, -1))),
+    ((2, 1, 8, 8), lambda mask: functional.pad(mask, (1, 0))[..., :8]),
+    ((2, 1, 8, 8), lambda mask: functional.pad(mask, (0, 8))[..., :8]),
+    ((2, 1, 1, 8), lambda mask: mask.expand(2, 3, 8, 8)),
+]
+
+
+@pytest.mark.parametrize(
+    ("size", "cut"),
+    CUTS,
+    ids=["batch", "keys", "heads", "rows", "skipped", "padded", "moved", "shifted", "shifted_too", "aligned", "spread"],
+)
+def test_a_mask_that_was_cut_or_moved_is_another_one(forced: Any, size: tuple[int, ...], cut: Any) -> None:
+    """Only torch's own padding and spreading lie between a mask and the bool one that it was made of."""
+    generator = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 3, 8, 16, generator=generator) for _ in range(3))
+    seen = torch.rand(size, generator=generator) > 0.4
+    seen[..., 0] = True
+
+    def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+        return sdpa(q, k, v, attn_mask=cut(additive(seen)))
+
+    with torch.no_grad():
+        torch.testing.assert_close(forced.compile(model)(q, k, v, seen), model(q, k, v, seen), rtol=1e-4, atol=1e-4)
+    assert forced.report.warnings == []
+    masks = [problem_of(one.workload).mask for one in forced.report.decisions if one.workload is not None]
+    # the last two are what torch does; masks with lines of other strides are left to torch
+    assert masks == ["bool"] if cut in [as_torch for _, as_torch in CUTS[-2:]] else masks in ([], ["additive"])
