@@ -126,10 +126,12 @@ def _is_spread(node: Node) -> bool:
     if node.target is aten.expand.default:
         return True
     if node.target is aten.constant_pad_nd.default:
-        return len(args[1]) == 2 and bool(args[1][0] == 0 and args[1][1] >= 0)
-    if node.target is aten.slice.Tensor and not node.kwargs:
-        place, start, _, step = (*args[1:], *(0, None, None, 1)[len(args) - 1 :])
-        return place in (-1, node.meta["val"].dim() - 1) and start in (0, None) and bool(step == 1)
+        # a number that only a call tells is a node
+        return len(args[1]) == 2 and args[1][0] == 0 and isinstance(args[1][1], int) and args[1][1] >= 0
+    if node.target is aten.slice.Tensor:
+        cut = arguments_of(node)
+        last = cut["dim"] in (-1, node.meta["val"].dim() - 1)
+        return last and cut["start"] in (0, None) and cut["step"] == 1
     return False
 
 
