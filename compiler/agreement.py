@@ -26,7 +26,8 @@ from kernelwright.types import Workload, digest
 PATIENCE_S = 10.0
 """How long a rank waits, once, for all others to say what they know; those that compile nothing say nothing."""
 
-_POLL_S = 0.05
+_POLL_S = (0.02, 1.0)
+"""How long to wait before the store is asked again: at first, and at most, as a job may have thousands of ranks."""
 
 _log = logging.getLogger(__name__)
 
@@ -78,11 +79,12 @@ class Job:
         """Whether all ranks have said that they know what has this digest, as this one does. It waits for them once."""
         key, new = f"kernelwright/state/{state}", state not in self._remembered.said
         self._remembered.said.add(state)
-        end = time.monotonic() + (PATIENCE_S if new else 0.0)
+        end, pause = time.monotonic() + (PATIENCE_S if new else 0.0), _POLL_S[0]
         try:
             count = self.store.add(key, int(new))
             while count < self._ranks and time.monotonic() < end:
-                time.sleep(_POLL_S)
+                time.sleep(pause)
+                pause = min(1.5 * pause, _POLL_S[1])
                 count = self.store.add(key, 0)
         except Exception as error:
             _log.warning("the store of the job failed: %s", error)

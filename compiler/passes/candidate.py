@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import logging
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
@@ -13,12 +14,15 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
 
 from kernelwright.compiler.kernel_call import CALL, Form, check_operands, written_forms
+from kernelwright.errors import InvalidWorkload, UsageError
 from kernelwright.search.answer import Answer
 from kernelwright.types import Workload
 
 aten = torch.ops.aten
 
 C = TypeVar("C")
+
+_log = logging.getLogger(__name__)
 
 HELD = "kernelwright_operands"
 """Where a call of ours keeps the fake tensors of its operands, to whose strides `compiler.lowering` holds them."""
@@ -120,13 +124,21 @@ def check_nodes(workload: Workload, operands: Mapping[str, Node], others: Mappin
 
 
 def worked_out_once(workload: Callable[[C], Workload]) -> Callable[[C], Workload]:
-    """For `Candidate.workload`: a candidate keeps it, since a graph stays as it is until one of its forms is put in."""
+    """For `Candidate.workload`: a candidate keeps it, since a graph stays as it is until one of its forms is put in.
+    Whatever fails is told as InvalidWorkload."""
 
     @functools.wraps(workload)
     def kept(candidate: C) -> Workload:
         known = vars(candidate)
         if "_workload" not in known:
-            known["_workload"] = workload(candidate)
+            try:
+                known["_workload"] = workload(candidate)
+            except UsageError:
+                raise
+            except Exception as error:
+                # one form less, where the rest of the graph would be left to Inductor, too
+                _log.warning("a form is left to Inductor by an error of ours: %s", error, exc_info=True)
+                raise InvalidWorkload(f"an error of ours: {error}") from error
         found: Workload = known["_workload"]
         return found
 

@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from kernelwright.compiler.passes import matmul
+
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
 X, W = (torch.randn(*size, generator=torch.Generator().manual_seed(0)) for size in ((6, 8), (8, 12)))
@@ -50,3 +52,39 @@ def test_a_bound_far_away_is_kept(forced: Any, limit: float) -> None:
         got = forced.compile(model)(*args)
     torch.testing.assert_close(got, model(*args))
     assert got.max() == torch.tensor(limit) and forced.epilogues() == [("relu",)]
+
+
+def test_steps_that_fail_where_they_are_tried_are_no_activation(forced: Any) -> None:
+    library = torch.library.Library("kernelwright_tests", "FRAGMENT")
+    library.define("only_fp32(Tensor x) -> Tensor", tags=(torch.Tag.pointwise,))
+
+    def only_fp32(x: torch.Tensor) -> torch.Tensor:
+        if x.dtype is not torch.float32:
+            raise ValueError("fp32, please")
+        return torch.relu(x)
+
+    library.impl("only_fp32", only_fp32, "CPU")
+    torch.library.register_fake("kernelwright_tests::only_fp32", torch.empty_like, lib=library)
+
+    def model(x: torch.Tensor, w: torch.Tensor) -> Any:
+        return torch.ops.kernelwright_tests.only_fp32(x @ w)
+
+    with torch.no_grad():
+        torch.testing.assert_close(forced.compile(model)(X, W), model(X, W))
+    assert forced.epilogues() == [()] and forced.report.warnings == []
+
+
+def test_a_form_that_fails_costs_no_other_place(forced: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = matmul.workload_of
+
+    def fails_at_relu(a: Any, b: Any, bias: Any, epilogue: Any, dtype: Any) -> Any:
+        return real(a, b, bias, epilogue, dtype) if "relu" not in epilogue else 1 // 0
+
+    monkeypatch.setattr(matmul, "workload_of", fails_at_relu)
+
+    def model(x: torch.Tensor, w: torch.Tensor) -> Any:
+        return torch.relu(x @ w), torch.tanh(x @ w[:, :4])
+
+    with torch.no_grad():
+        torch.testing.assert_close(forced.compile(model)(X, W), model(X, W))
+    assert forced.epilogues() == [(), ("tanh",)] and forced.report.warnings == []
