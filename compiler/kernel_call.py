@@ -60,6 +60,13 @@ class Form:
         pairs = zip(self.sizes, self.strides, other.strides, strict=True)
         return all(size <= 1 or want == got for size, want, got in pairs)
 
+    def seen_in(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The tensor with these strides, where it lies so but for dimensions of size 1; else as it is. Their strides
+        say nothing, but a descriptor would refuse some of them, and for a stride of 1 Triton compiles another kernel
+        than was measured."""
+        fits = tensor.stride() != self.strides and self.fits(Form.of(tensor))
+        return tensor.as_strided(self.sizes, self.strides) if fits else tensor
+
     def empty(self, device: torch.device) -> torch.Tensor:
         """A tensor of this form."""
         return torch.empty_strided(self.sizes, self.strides, dtype=self.dtype, device=device)
@@ -72,6 +79,14 @@ def expected_forms(workload: Workload) -> Mapping[str, Form]:
     with _disable_current_modes():
         inputs = get_operator(workload.operator).make_inputs(workload, 0, "meta")
     return {name: Form.of(tensor) for name, tensor in inputs.items()}
+
+
+@functools.lru_cache(maxsize=4096)
+def measured_results(workload: Workload) -> tuple[Form, ...]:
+    """What the results of a workload look like where its kernels are measured."""
+    with _disable_current_modes():
+        found = get_operator(workload.operator).empty_output(workload, "meta")
+    return tuple(Form.of(one) for one in (found if isinstance(found, tuple) else (found,)))
 
 
 def check_operands(workload: Workload, operands: Mapping[str, Form]) -> None:
@@ -129,8 +144,7 @@ class Call:
             if tensor.shape == form.sizes and (len(form.sizes) == 1 or tensor.stride() == form.strides):
                 ready[name] = tensor
             elif form.fits(Form.of(tensor)):
-                # strides of dimensions of size 1 say nothing, but a descriptor would refuse some of them
-                ready[name] = tensor.as_strided(form.sizes, form.strides)
+                ready[name] = form.seen_in(tensor)
             else:
                 return None
         return ready
@@ -139,7 +153,8 @@ class Call:
         """Fill the results; False when that failed, which is logged once and not tried again."""
         try:
             prebuild.wait_for(self.workload, self.schedule)
-            out = outs[0] if len(outs) == 1 else tuple(outs)
+            written = [form.seen_in(out) for form, out in zip(measured_results(self.workload), outs, strict=True)]
+            out = written[0] if len(written) == 1 else tuple(written)
             launch_all(self.operator.plan(self.workload, self.schedule, inputs, out))
         except Exception as error:
             self.broken = True
