@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gc
 import os
 import shutil
 import signal
@@ -215,11 +216,14 @@ class Run:
         self.seconds: dict[str, float] = {}
         self.times: dict[str, list[float]] = {}
         self.facts: dict[str, Any] = {"stages_s": self.seconds}
+        gc.collect()
+        # of models that this process ran before
+        left = torch.cuda.memory_allocated()
         with stage("model", self.seconds):
             model, inputs = load_model(target_of(name))
         assert isinstance(model, torch.nn.Module)
         self.step, self.told = Step(model, inputs), Report()
-        self.base_bytes = torch.cuda.memory_allocated()
+        self.base_bytes = torch.cuda.memory_allocated() - left
         self.contenders = contenders(plan.db, self.told, plan.modes, plan.extra)
         with stage("first compile", self.seconds):
             self.facts["start_s"] = started(next(model.parameters()).device, plan)

@@ -15,7 +15,6 @@ that is cut off goes on with --resume, and with --cache max-autotune goes on, to
 from __future__ import annotations
 
 import argparse
-import gc
 import json
 import time
 from collections.abc import Callable, Sequence
@@ -164,7 +163,6 @@ def run_together(
             run_model(name, plan, now + COMPILING * (end - now) / (len(names) - place), keep)
         except Exception as error:
             keep({"model": name, "ratio": None, "failure": f"{type(error).__name__}: {error}"[:300]})
-        gc.collect()
         torch.cuda.empty_cache()
 
 
