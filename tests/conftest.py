@@ -27,6 +27,8 @@ def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         for folder in folders:
             patch.setenv(folder, str(tmp_path_factory.mktemp(folder.lower())))
         patch.setenv("PYTHONSAFEPATH", "1")
+        # one process more, which imports all of torch, is more than two cores can make good
+        patch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
         yield
 
 
