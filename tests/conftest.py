@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -11,6 +12,9 @@ from typing import Any
 import pytest
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+# What is collected stays until the end: looking through it for garbage again and again would take a third of the time.
+gc.disable()
 
 # Triton decides when a kernel is defined whether it is interpreted, so these tests need a process of their own.
 collect_ignore = [] if INTERPRETED else ["interpreter"]
@@ -35,6 +39,8 @@ def own_environment(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def pytest_collection_finish() -> None:
     """Poison torch for the whole run once a collected test has imported it: a kernel that leaves part of its output
     unwritten then gives NaN rather than what lay in memory."""
+    gc.freeze()
+    gc.enable()
     if "torch" in sys.modules:
         import torch
         from torch.utils._device import _device_constructors
