@@ -69,8 +69,8 @@ class Contender:
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """How a model is run. modes: see `contenders`. extra: settings of Inductor's for all. cache: a folder that keeps
-    what max-autotune measured and compiled, for its next run. compiles: how often PLAIN are compiled, of which the
-    fastest counts."""
+    what max-autotune measured and compiled, for its next run of any model. compiles: how often PLAIN are compiled, of
+    which the fastest counts."""
 
     db: str
     modes: tuple[str, ...]
@@ -276,7 +276,8 @@ class Run:
             with fresh_folder() as folder:
                 yield folder
             return
-        folder = Path(self.plan.cache).resolve() / self.name.replace(":", "-")
+        # a training step has many of the inference's products
+        folder = Path(self.plan.cache).resolve()
         if folder.exists():
             self.facts["from_cache"] = sorted({*self.facts.get("from_cache", ()), one.name})
         yield folder

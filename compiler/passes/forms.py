@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Callable, Collection, Iterator, Sequence
 
 from torch.fx import Graph, Node
@@ -20,6 +21,7 @@ from kernelwright.types import DeviceSpec, Schedule, Workload
 FINDERS: tuple[Finder, ...] = (Products(), Convolutions(), Attentions())
 """All that know a kind of operator."""
 
+_log = logging.getLogger(__name__)
 
 ONE, MERGED, GATED = "one", "merged", "gated"
 
@@ -65,8 +67,17 @@ def forms_of(node: Node) -> Iterator[Candidate]:
     """All forms in which kernels could take over an operator."""
     for finder in FINDERS:
         if any(node.target in group for group in finder.targets):
-            for _, forms in finder.places(node):
+            for _, forms in places_of(finder, node):
                 yield from forms
+
+
+def places_of(finder: Finder, node: Node) -> list[tuple[str, list[Candidate]]]:
+    """`Finder.places`; none where they cannot be found by an error of ours, which costs no other node its kernel."""
+    try:
+        return [(name, list(forms)) for name, forms in finder.places(node)]
+    except Exception as error:
+        _log.warning("%s is left to Inductor by an error of ours: %s", node.name, error, exc_info=True)
+        return []
 
 
 def merging_options(group: Siblings, answers: Callable[[Workload], Answer], how: Collection[str]) -> list[Option]:

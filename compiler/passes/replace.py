@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
@@ -29,9 +28,18 @@ from kernelwright.compiler.passes.candidate import Candidate, Finder, value_of
 from kernelwright.compiler.passes.constant_mask import simplify_masks
 from kernelwright.compiler.passes.copies import drop_copies
 from kernelwright.compiler.passes.folds import gather_folds
-from kernelwright.compiler.passes.forms import FINDERS, GATED, Option, forms_of, merging_options, wider_workloads
+from kernelwright.compiler.passes.forms import (
+    FINDERS,
+    GATED,
+    Option,
+    forms_of,
+    merging_options,
+    places_of,
+    wider_workloads,
+)
 from kernelwright.compiler.passes.in_place import InPlace, judged, merged, wanted_groups, wanted_pieces
-from kernelwright.compiler.passes.rival import behind_us, rival_us, shorter_forms
+from kernelwright.compiler.passes.records import Records
+from kernelwright.compiler.passes.rival import shorter_forms
 from kernelwright.compiler.passes.siblings import Siblings, siblings
 from kernelwright.compiler.pieces import Pieces, WantedPiece
 from kernelwright.compiler.report import Decision, Report
@@ -43,12 +51,6 @@ from kernelwright.types import Workload
 CPP_WRAPPER = "torch's C++ wrapper takes neither quotes in what an operator is told nor a list of one result"
 
 OPEN_SIZES = "its sizes are not known before it runs"
-
-ENOUGH = 0.99
-"""Our time must be below this share of the rival's: what is equal stays as it is."""
-
-TIMED = ("measured", "stale")
-"""Kinds of answer whose time was taken on the workload itself."""
 
 _log = logging.getLogger(__name__)
 
@@ -80,6 +82,7 @@ class Replace(CustomGraphPass):
         self._state = state
         self._report = report or Report()
         self._in_place = InPlace(pieces)
+        self._records = Records(answers, self._how, self._in_place)
 
     def __call__(self, graph: Graph) -> None:
         """Replace what is faster; an error of ours leaves the rest of the graph as it is, and is logged."""
@@ -129,13 +132,13 @@ class Replace(CustomGraphPass):
                 if reason:
                     yield node.name, [], reason
                     continue
-                for name, forms in finder.places(node):
+                for name, forms in places_of(finder, node):
                     yield name, *_workloads(forms)
 
     def pieces(self, graph: Graph) -> list[WantedPiece]:
         """The pieces of a simplified graph whose times would decide whether a kernel of ours belongs there."""
         places = (
-            (node, (one for _, forms in finder.places(node) for one in self._promising(forms)))
+            (node, (one for _, forms in places_of(finder, node) for one in self._promising(forms)))
             for finder in FINDERS
             for node in found_by(finder, graph)
             if not self.unfit(finder, node)
@@ -187,7 +190,7 @@ class Replace(CustomGraphPass):
         if best is not None:
             _, answer, times = best
             return times.theirs_us - judged("", answer, times, True).expected_us  # type: ignore[operator]
-        decision, winner = self._by_record(product, "", forms_of(product))
+        decision, winner = self._records.best(product, "", forms_of(product))
         known = winner is not None and decision.vendor_us is not None and decision.expected_us is not None
         return decision.vendor_us - decision.expected_us if known else 0.0  # type: ignore[operator]
 
@@ -254,14 +257,14 @@ class Replace(CustomGraphPass):
             return [self._decide_open(graph, place)]
         if unfit:
             return [Decision(node.name, None, False, unfit)]
-        return [self._decide_place(graph, node, name, list(forms)) for name, forms in finder.places(node)]
+        return [self._decide_place(graph, node, name, forms) for name, forms in places_of(finder, node)]
 
     def _decide_rows(self, graph: Graph, node: Node) -> Decision:
         """A product whose rows only a call counts; it is ours for those numbers of rows at which ours wins."""
         if value_of(node).device.type not in self._devices:
             return Decision(node.name, None, False, f"it runs on {value_of(node).device}")
         answers = [self._answers(workload) for workload in dynamic_rows.workloads(node)]
-        decisions = [self._judge(node.name, answer, self._rival_us(answer, node)) for answer in answers]
+        decisions = [self._records.judge(node.name, answer, node) for answer in answers]
         wins = [answer for answer, decision in zip(answers, decisions, strict=True) if decision.replaced]
         if not wins:
             return Decision(node.name, None, False, f"{OPEN_SIZES}, and no number of rows is known to be faster")
@@ -278,7 +281,7 @@ class Replace(CustomGraphPass):
         if value.device.type not in self._devices:
             return Decision(name, None, False, f"it runs on {value.device}")
         answers = [self._answers(workload) for workload in place.workloads()]
-        decisions = [self._judge(name, answer, self._rival_us(answer, place.value)) for answer in answers]
+        decisions = [self._records.judge(name, answer, place.value) for answer in answers]
         wins = [answer for answer, decision in zip(answers, decisions, strict=True) if decision.replaced]
         if not wins:
             return Decision(name, None, False, f"{OPEN_SIZES}, and no size is known to be faster")
@@ -297,70 +300,12 @@ class Replace(CustomGraphPass):
             candidate.replace(graph, answer)
             self._chosen.append(answer)
             return judged(name, answer, times, True)
-        decision, winner = self._by_record(node, name, forms)
+        decision, winner = self._records.best(node, name, forms)
         if winner is not None:
             candidate, answer = winner
             candidate.replace(graph, answer)
             self._chosen.append(answer)
         return decision
-
-    def _by_record(
-        self, node: Node, name: str, forms: Iterable[Candidate]
-    ) -> tuple[Decision, tuple[Candidate, Answer] | None]:
-        """What records say of a place, with the form that a kernel of ours takes over: of those that win the longest,
-        or, where it was timed, of all that were the one with which all its steps are done soonest."""
-        decision = Decision(name, None, False, "no form of it fits a kernel")
-        winners: list[tuple[Candidate, Answer, Decision]] = []
-        longest: tuple[Workload, Node] | None = None
-        for candidate in forms:
-            try:
-                workload = candidate.workload()
-            except UsageError as error:
-                decision = Decision(name, None, False, str(error)) if decision.workload is None else decision
-                continue
-            longest = longest or (workload, candidate.end)
-            answer = self._answers(workload)
-            lost = self._in_place.times(node, answer)
-            if lost is not None:
-                decision = judged(name, answer, lost, False)
-                continue
-            decision = self._judge(name, answer, self._rival_us(answer, candidate.end))
-            obstacle = candidate.obstacle() if decision.replaced else ""
-            if obstacle:
-                decision = dataclasses.replace(decision, replaced=False, reason=obstacle)
-            if decision.replaced:
-                winners.append((candidate, answer, decision))
-        if not winners or longest is None:
-            return decision, None
-        whole, end = longest
-
-        def done_us(one: tuple[Candidate, Answer, Decision]) -> float:
-            _, answer, _ = one
-            own = answer.expected_us if answer.expected_us is not None and answer.how in TIMED else math.inf
-            return own + behind_us(answer.workload, whole, end, answer.device)
-
-        best = winners[0] if math.isinf(done_us(winners[0])) else min(winners, key=done_us)
-        candidate, answer, decision = best
-        return decision, (candidate, answer)
-
-    def _rival_us(self, answer: Answer, end: Node) -> float | None:
-        """Microseconds of what would run instead of our kernel, which gives the value of `end`."""
-        asked = shorter_forms(answer.workload) if answer.choice == "kernel" else []
-        shorter = [one for one in map(self._answers, asked) if one.how in self._how]
-        return rival_us(answer, end, shorter)
-
-    def _judge(self, name: str, answer: Answer, rival: float | None) -> Decision:
-        """rival: microseconds of what would run instead, None where that is not known."""
-        wins = answer.choice == "kernel" and answer.how in self._how and answer.schedule is not None
-        if wins and rival is not None and answer.expected_us is not None and answer.expected_us > ENOUGH * rival:
-            wins, reason = False, f"{answer.how}: faster than {answer.vendor}, but not than what Inductor makes of it"
-        elif wins:
-            reason = f"{answer.how}: faster than {answer.vendor or 'any library call'}"
-        elif answer.choice == "kernel":
-            reason = f"an answer that is {answer.how} is not trusted here"
-        else:
-            reason = answer.note or f"{answer.how}: {answer.vendor or 'the library call'} is as fast"
-        return Decision(name, answer.workload, wins, reason, answer.schedule, answer.expected_us, rival)
 
 
 def found_by(finder: Finder, graph: Graph) -> list[Node]:

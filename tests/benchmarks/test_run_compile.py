@@ -210,7 +210,7 @@ def test_only_max_autotune_finds_what_was_kept_before(tmp_path: Path, monkeypatc
     modes = ("ours", "default", "max_autotune", "ours_max")
     first, again = (run(INFERENCE, tmp_path, monkeypatch, modes=modes, cache=str(tmp_path / "c"))[-1] for _ in "ab")
     assert first["from_cache"] == ["ours_max"] and again["from_cache"] == ["max_autotune", "ours_max"]
-    assert {*folders["max_autotune"], *folders["ours_max"]} == {tmp_path / "c" / "small"}
+    assert {*folders["max_autotune"], *folders["ours_max"]} == {tmp_path / "c"}
     assert len({*folders["default"], *folders["ours"]}) == 4
 
 

@@ -91,7 +91,11 @@ class Tried:
         self.answers = answers
         self.report = Report()
         self.graphs: list[torch.fx.Graph] = []
-        self._pass = Replace(answers, devices=("cpu",), report=self.report)
+        self.ask(answers)
+
+    def ask(self, answers: Callable[[Workload], Answer], **options: Any) -> None:
+        """From now on the answers come from there. options: the pass's."""
+        self._pass = Replace(answers, devices=("cpu",), report=self.report, **options)
 
     def compile(self, function: Callable[..., Any], **kwargs: Any) -> Callable[..., Any]:
         """The function behind AOTAutograd with Inductor's decompositions and our pass, run as it stands."""

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from kernelwright.compiler.passes import matmul
+from kernelwright.compiler.passes.products import Products
 
 pytestmark = pytest.mark.usefixtures("fresh_dynamo")
 
@@ -88,3 +89,21 @@ def test_a_form_that_fails_costs_no_other_place(forced: Any, monkeypatch: pytest
     with torch.no_grad():
         torch.testing.assert_close(forced.compile(model)(X, W), model(X, W))
     assert forced.epilogues() == [(), ("tanh",)] and forced.report.warnings == []
+
+
+def test_a_place_whose_forms_cannot_be_found_costs_no_other_place(forced: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Products.places
+
+    def fails_at_wide(self: Products, node: torch.fx.Node) -> Any:
+        if node.meta["val"].shape[-1] == 12:
+            raise ZeroDivisionError
+        return real(self, node)
+
+    monkeypatch.setattr(Products, "places", fails_at_wide)
+
+    def model(x: torch.Tensor, w: torch.Tensor) -> Any:
+        return torch.relu(x @ w), torch.tanh(x @ w[:, :4])
+
+    with torch.no_grad():
+        torch.testing.assert_close(forced.compile(model)(X, W), model(X, W))
+    assert forced.epilogues() == [("tanh",)] and forced.report.warnings == []
