@@ -92,6 +92,11 @@ class _Live:
     lifeline: Connection
     log: IO[bytes]
 
+    def has_ended(self) -> bool:
+        """Whether the child is gone; to be asked between jobs, when it has nothing to say. Its pipe ends before one can
+        wait for it."""
+        return self.process.poll() is not None or self.results.poll(0)
+
     def last_words(self) -> str:
         """The end of what it printed, after the first lines that say "error:" if those lie before."""
         size = self.log.seek(0, os.SEEK_END)
@@ -158,7 +163,7 @@ class ChildProcess:
     def start(self) -> _Live:
         """Make sure that a child is running and ready; the errors of `call` when it cannot be."""
         with self._in_use:
-            if self._live is not None and self._live.process.poll() is not None:
+            if self._live is not None and self._live.has_ended():
                 self.kill()
             if self._live is None:
                 self._refuse_if_abandoned()

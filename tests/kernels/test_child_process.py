@@ -30,9 +30,10 @@ def child(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChildProcess]:
 
 
 def running(pid: int) -> bool:
-    """Whether the process exists and is not a zombie."""
+    """Whether the process exists and is not a zombie; nobody can wait for one before all its threads have ended."""
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        return state != "Z" or len(list(Path(f"/proc/{pid}/task").iterdir())) > 1
     except FileNotFoundError:
         return False
 
