@@ -197,13 +197,17 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--total-seconds", type=float, default=1500, help="everything ends in time for this")
     parser.add_argument("--gpus", default="0", help="indices by commas; each runs one model at a time")
     parser.add_argument("--tune", type=float, default=0, help="seconds for which each model is tuned first")
-    parser.add_argument("--cache", type=Path, help="a folder that keeps what max-autotune measured for its next run")
+    parser.add_argument("--cache", type=Path, help="a folder that keeps what max-autotune measured, for its next run")
     parser.add_argument("--compiles", type=int, default=1, help="default and ours compile so often; the fastest counts")
-    parser.add_argument("--together", action="store_true", help="all models in this process, on its first GPU")
+    parser.add_argument(
+        "--together", action="store_true", help="all models in this process, on its first GPU; not with --tune, --gpus"
+    )
     parser.add_argument("--resume", action="store_true", help="go on with --out: only what it lacks is run")
     args = parser.parse_args()
     if not (args.out or args.table):
         parser.error("--out FILE is needed")
+    if args.together and (args.tune or args.gpus != "0"):
+        parser.error("--together runs in this process: tune before, and choose the GPU by CUDA_VISIBLE_DEVICES")
     args.db = args.db if "://" in args.db else f"sqlite:///{Path(args.db).resolve()}"
     return args
 

@@ -300,3 +300,13 @@ def test_models_in_one_process_share_its_time(tmp_path: Path, monkeypatch: pytes
     assert all(left <= 0.85 * share for (_, left), share in zip(told, (100, 150, 300), strict=True))
     run_compile.run_together(["late"], plan, 1.0, rows.append)
     assert rows[-1]["failure"] == "no time left"
+
+
+@pytest.mark.parametrize("more", [("--tune", "60"), ("--gpus", "1"), ("--gpus", "0,1")])
+def test_one_process_neither_tunes_nor_chooses_gpus(
+    more: tuple[str, str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.argv", ["run_compile.py", "--out", "x.json", "--models", "vit", "--together", *more])
+    with pytest.raises(SystemExit):
+        run_compile.arguments()
+    assert "CUDA_VISIBLE_DEVICES" in capsys.readouterr().err
