@@ -27,6 +27,7 @@ from torch._inductor.async_compile import AsyncCompile
 from kernelwright.compiler.collect import load_model
 from kernelwright.compiler.report import Report
 from kernelwright.kernels.device import present_device
+from kernelwright.kernels.triton_adapter import settle_compiler
 from kernelwright.search.timing import Effort, Timer, median, paired_ratio
 
 DEVICE_TYPE = "cuda" if torch.cuda.is_available() else "meta"
@@ -299,6 +300,9 @@ def run_model(name: str, plan: Plan, until: float, keep: Callable[[dict[str, Any
 def started(device: torch.device, plan: Plan) -> dict[str, float]:
     """Seconds of a first, small compile by Inductor and by our backend behind it: what each imports and starts once in
     a process, so that it counts for no model."""
+    # Inductor's workers keep the assembler that they are started with, and what they compile for max-autotune is found
+    # only by a process with the same one
+    settle_compiler()
     x = torch.ones(64, 64, device=device)
     told = {}
     ways: dict[str, dict[str, Any]] = {"default": {}, "ours": {"backend": "kernelwright", "options": {"db": plan.db}}}

@@ -9,6 +9,7 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import inspect
 import os
 import re
 import subprocess
@@ -125,6 +126,48 @@ def settle_compiler() -> None:
     # there is none for AMD
     with contextlib.suppress(RuntimeError):
         os.environ.setdefault(_ASSEMBLER, knobs.nvidia.ptxas.path)
+
+
+def with_settled_keys(launches: list[Launch]) -> list[Launch]:
+    """The launches, whose kernels have the same keys in Triton's cache on disk in every process.
+
+    Triton takes the globals of a called function into its caller's key before it has looked at that function, unless
+    another kernel has had it look before (`_update_hash`, seen in 3.6 and 3.7.1): what one process compiled, another
+    would not find. Here every function is looked at before those that call it.
+    """
+    for kernel, *_ in launches:
+        # the interpreter's functions have none
+        if getattr(kernel, "hash", "") is None:
+            _settle_key(kernel, set())
+    return launches
+
+
+def _settle_key(function: Any, seen: set[int]) -> None:
+    seen.add(id(function))
+    for called in _functions_in(function.fn):
+        if called.hash is None and id(called) not in seen:
+            _settle_key(called, seen)
+    _ = function.cache_key
+
+
+def _functions_in(function: types.FunctionType) -> list[Any]:
+    """Triton's functions that a function names, also as attributes of modules and parts of aggregates."""
+    from triton.runtime.jit import JITCallable
+
+    names, outside = function.__code__.co_names, inspect.getclosurevars(function)
+    waiting, found, functions = [*outside.nonlocals.values(), *outside.globals.values()], set[int](), []
+    while waiting:
+        value = waiting.pop()
+        if id(value) in found:
+            continue
+        found.add(id(value))
+        if isinstance(value, types.ModuleType):
+            waiting += [vars(value)[name] for name in names if name in vars(value)]
+        elif getattr(value, "__triton_aggregate__", False):
+            waiting += value.hash_attrs
+        elif isinstance(value, JITCallable):
+            functions.append(value)
+    return functions
 
 
 def cache_folder() -> Path:

@@ -23,6 +23,7 @@ from kernelwright.kernels.attention.workload import Problem, problem_of
 from kernelwright.kernels.operator import Inputs, Launch, Result, Work, bytes_of
 from kernelwright.kernels.precision import PRODUCT_ERROR, ROUNDING_ERROR, own_precision
 from kernelwright.kernels.space import UnionSpace
+from kernelwright.kernels.triton_adapter import with_settled_keys
 from kernelwright.types import DeviceSpec, Scalar, Schedule, Workload
 
 TEMPLATES: dict[str, AttentionTemplate] = {
@@ -130,7 +131,7 @@ class AttentionOperator:
             raise IllegalSchedule(f"template must be one of {', '.join(self.templates)}, got {schedule.template!r}")
         kernel_file = importlib.import_module(self.templates[schedule.template].kernel_module)
         launches: list[Launch] = kernel_file.plan(operands, out, dict(schedule.knobs), plan_attributes(workload))
-        return launches
+        return with_settled_keys(launches)
 
 
 def plan_attributes(workload: Workload) -> dict[str, Scalar]:

@@ -31,6 +31,7 @@ from kernelwright.kernels.conv2d.workload import OPERANDS, Problem, complete_att
 from kernelwright.kernels.operator import Inputs, Launch, Work, bytes_of
 from kernelwright.kernels.precision import allowed, own_precision, tolerance
 from kernelwright.kernels.space import UnionSpace
+from kernelwright.kernels.triton_adapter import with_settled_keys
 from kernelwright.types import DeviceSpec, Schedule, Workload
 
 if TYPE_CHECKING:
@@ -169,7 +170,7 @@ class Conv2dOperator:
         kernel_file = importlib.import_module(self.templates[schedule.template].kernel_module)
         attributes = complete_attributes(workload)
         launches: list[Launch] = kernel_file.plan(operands, out, dict(schedule.knobs), attributes, workload.epilogue)
-        return launches
+        return with_settled_keys(launches)
 
 
 @functools.lru_cache(maxsize=4096)

@@ -28,6 +28,7 @@ from kernelwright.kernels.matmul.workload import OPERANDS, Problem, problem_of
 from kernelwright.kernels.operator import Inputs, Launch, Work, bytes_of
 from kernelwright.kernels.precision import allowed, own_precision, tolerance
 from kernelwright.kernels.space import UnionSpace
+from kernelwright.kernels.triton_adapter import with_settled_keys
 from kernelwright.types import DeviceSpec, Schedule, Workload
 
 if TYPE_CHECKING:
@@ -155,7 +156,7 @@ class MatmulOperator:
             raise IllegalSchedule(f"template must be one of {', '.join(self.templates)}, got {schedule.template!r}")
         kernel_file = importlib.import_module(self.templates[schedule.template].kernel_module)
         launches: list[Launch] = kernel_file.plan(operands, out, dict(schedule.knobs), workload.epilogue)
-        return launches
+        return with_settled_keys(launches)
 
 
 def _checked_product(workload: Workload, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import random
 import re
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -214,3 +216,29 @@ def test_the_assembler_is_tritons_unless_a_user_chose_another(monkeypatch: pytes
     triton_adapter._compiler.cache_clear()
     assert current_toolchain(1, "sm_90").compiler == "ptxas 99.1.2"
     triton_adapter._compiler.cache_clear()
+
+
+KEYS_IN_AN_ORDER = """
+import importlib, json, sys
+from triton.runtime.jit import JITFunction
+from kernelwright.kernels import OPERATORS
+from kernelwright.kernels.triton_adapter import with_settled_keys
+backwards = sys.argv[1] == "1"
+modules = sorted({t.kernel_module for o in OPERATORS.values() for t in o.templates.values()}, reverse=backwards)
+kernels = {}
+for module in map(importlib.import_module, modules):
+    functions = [f for f in vars(module).values() if isinstance(f, JITFunction)]
+    kernels |= {f"{f.__module__}.{f.__name__}": f for f in (functions[::-1] if backwards else functions)}
+print(json.dumps({name: with_settled_keys([(f, (1,), (), {})])[0][0].cache_key for name, f in kernels.items()}))
+"""
+
+
+def test_a_kernel_has_one_key_whatever_a_process_compiled_before() -> None:
+    """What a compiler process built was not found by the process that launched it: Triton leaves globals of called
+    functions out of a key unless it has met these functions before."""
+    command = [sys.executable, "-c", KEYS_IN_AN_ORDER]
+    env = {**os.environ, "TRITON_INTERPRET": "0"}
+    running = [subprocess.Popen([*command, order], stdout=subprocess.PIPE, env=env, text=True) for order in "01"]
+    first, second = (json.loads(process.communicate()[0]) for process in running)
+    assert len(first) > 100
+    assert {name for name in first if first[name] != second[name]} == set()
