@@ -52,7 +52,7 @@ from kernelwright.compiler.prebuild import build_ahead
 from kernelwright.compiler.report import Report
 from kernelwright.compiler.service_answers import SECONDS, Source, service_answers
 from kernelwright.errors import DatabaseError, UsageError
-from kernelwright.kernels.triton_adapter import current_toolchain, settle_compiler
+from kernelwright.kernels.triton_adapter import current_toolchain, renew_inductors_workers, settle_compiler
 from kernelwright.search.answer import Answer
 from kernelwright.search.timing import TIMER_VERSION
 from kernelwright.types import Workload, digest
@@ -62,6 +62,9 @@ TRUSTED = ("measured", "stale", "nearest")
 
 SLOT = "joint_custom_pre_pass"
 """Where Inductor runs our pass: on forward and backward together, before it pads unaligned operands."""
+
+MAX_AUTOTUNE = ("max_autotune", "max_autotune_gemm")
+"""Inductor's settings of which each has it measure what its workers compiled."""
 
 _log = logging.getLogger(__name__)
 
@@ -122,6 +125,8 @@ def kernelwright(
     if torch.cuda.is_available():
         # as tuning compiled our kernels
         settle_compiler()
+        if any(patches.get(name, getattr(inductor_config, name)) for name in MAX_AUTOTUNE):
+            renew_inductors_workers()
     if ours.tune == "background" and is_static(example_inputs):
         return _improving(gm, example_inputs, ours, patches)
     return compile_fx(gm, example_inputs, config_patches={**patches, **kernel_settings(ours, patches)})

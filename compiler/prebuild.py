@@ -7,6 +7,7 @@ that tuned them; but records also come from elsewhere, and a model has dozens of
 from __future__ import annotations
 
 import contextlib
+import functools
 import logging
 import threading
 from collections.abc import Sequence
@@ -15,6 +16,7 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
 from kernelwright.kernels.build import BUILD_TIMEOUT_S, BuildPool
 from kernelwright.kernels.built import is_built
 from kernelwright.kernels.cores import compilers
+from kernelwright.kernels.triton_adapter import hash_triton
 from kernelwright.search.answer import Answer
 from kernelwright.types import DeviceSpec, Schedule, Workload
 
@@ -37,6 +39,8 @@ def build_ahead(answers: Sequence[Answer]) -> int:
     Whatever goes wrong is left to the launch, which meets it again and knows what to do.
     """
     chosen = [(a.workload, a.schedule, a.device) for a in answers if a.schedule is not None]
+    if chosen:
+        hashing()
     jobs: dict[tuple[str, str], _Job] = {_key(w, s): (w, s, d) for w, s, d in chosen}
     with _guard:
         new = {key: job for key, job in jobs.items() if key not in _pending and not is_built(*job)}
@@ -49,6 +53,14 @@ def build_ahead(answers: Sequence[Answer]) -> int:
     closing = (pool, threads, list(futures.values()))
     threading.Thread(target=_close_after, args=closing, name="kernelwright-ahead", daemon=True).start()
     return len(new)
+
+
+@functools.cache
+def hashing() -> threading.Thread:
+    """Begins, once in a process, what its first launch would take besides the kernel."""
+    thread = threading.Thread(target=hash_triton, name="kernelwright-hash", daemon=True)
+    thread.start()
+    return thread
 
 
 def wait_for(workload: Workload, schedule: Schedule) -> None:

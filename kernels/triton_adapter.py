@@ -170,6 +170,51 @@ def _functions_in(function: types.FunctionType) -> list[Any]:
     return functions
 
 
+def renew_inductors_workers(timeout_s: float = 60.0) -> bool:
+    """Have Inductor start other workers where those it has keep another assembler than this process; whether it did.
+
+    Max-autotune looks for what its workers compiled and would compile every choice again by itself, one after the
+    other: 8 to 40 s for a product instead of 0.3. Workers at work are left to end by themselves. timeout_s: how long
+    the new ones are waited for.
+    """
+    from torch._inductor.async_compile import AsyncCompile
+
+    if not AsyncCompile.process_pool.cache_info().currsize:
+        return False
+    process: Any = getattr(AsyncCompile.process_pool(), "process", None)
+    try:
+        same = _assembler_of(process.pid) == os.environ.get(_ASSEMBLER)
+    except (AttributeError, OSError):
+        # workers of another kind, or on a system that does not tell what they were started with
+        return False
+    if same:
+        return False
+    AsyncCompile.process_pool.cache_clear()
+    AsyncCompile._ready_future = None
+    with contextlib.suppress(TimeoutError):
+        AsyncCompile.wait_pool_ready(timeout=timeout_s)
+    return True
+
+
+def _assembler_of(pid: int) -> str:
+    """The assembler that a process was started with, or takes as Inductor's worker: torch's, if there is one."""
+    import torch
+    from triton import knobs
+
+    entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    named = [entry.partition(b"=")[2].decode() for entry in entries if entry.startswith(f"{_ASSEMBLER}=".encode())]
+    torchs = Path(torch.__file__).parent / "bin" / "ptxas"
+    return named[0] if named else str(torchs) if torchs.exists() else str(knobs.nvidia.ptxas.path)
+
+
+def hash_triton() -> None:
+    """Have Triton hash all of itself (400 MB, about half a second), which it does before a process's first launch.
+    Other threads run meanwhile."""
+    from triton.runtime.cache import triton_key
+
+    triton_key()
+
+
 def cache_folder() -> Path:
     """Where Triton keeps what it compiled."""
     from triton import knobs

@@ -184,3 +184,16 @@ def test_folded_batch_norms_launch_the_kernel_that_was_measured(
     measured = get_operator(workload.operator).make_inputs(workload, 0, "meta")
     assert launched == {name: tensor.dtype for name, tensor in measured.items()}
     assert launched["scale_vec"] is torch.float32
+
+
+def test_triton_hashes_itself_while_the_graph_is_compiled(pools: list[FakePool]) -> None:
+    """It would before the first launch, for half a second."""
+    from triton.runtime.cache import triton_key
+
+    triton_key.cache_clear()
+    prebuild.hashing.cache_clear()
+    build_ahead([])
+    assert prebuild.hashing.cache_info().currsize == 0
+    build_ahead(answers(1))
+    prebuild.hashing().join()
+    assert triton_key.cache_info().currsize == 1

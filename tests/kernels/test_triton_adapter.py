@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import random
@@ -10,6 +11,7 @@ import re
 import subprocess
 import sys
 import types
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -216,6 +218,66 @@ def test_the_assembler_is_tritons_unless_a_user_chose_another(monkeypatch: pytes
     triton_adapter._compiler.cache_clear()
     assert current_toolchain(1, "sm_90").compiler == "ptxas 99.1.2"
     triton_adapter._compiler.cache_clear()
+
+
+@pytest.fixture
+def sleepers() -> Iterator[list[subprocess.Popen[bytes]]]:
+    """Processes that are ended behind the test."""
+    processes: list[subprocess.Popen[bytes]] = []
+    yield processes
+    for process in processes:
+        process.kill()
+        process.wait()
+
+
+def test_inductors_workers_are_renewed_where_they_have_another_assembler(
+    monkeypatch: pytest.MonkeyPatch, sleepers: list[subprocess.Popen[bytes]]
+) -> None:
+    """What workers compile with one assembler, a process with another does not find: max-autotune compiled each choice
+    again."""
+    from torch._inductor.async_compile import AsyncCompile
+
+    def pool_with(assembler: str | None) -> None:
+        """Inductor has one worker, which does nothing; None: it has none yet."""
+        monkeypatch.setattr(AsyncCompile, "process_pool", functools.lru_cache(start))
+        if assembler is not None:
+            monkeypatch.setenv("TRITON_PTXAS_PATH", assembler)
+            AsyncCompile.process_pool()
+        monkeypatch.setenv("TRITON_PTXAS_PATH", "/own/ptxas")
+
+    def start() -> types.SimpleNamespace:
+        sleepers.append(subprocess.Popen(["sleep", "60"]))
+        return types.SimpleNamespace(process=sleepers[-1])
+
+    waited: list[float] = []
+    monkeypatch.setattr(AsyncCompile, "wait_pool_ready", lambda timeout: waited.append(timeout))
+    monkeypatch.setattr(AsyncCompile, "_ready_future", "of the old ones")
+    pool_with(None)
+    assert not triton_adapter.renew_inductors_workers()
+    assert not sleepers, "looking starts none"
+    pool_with("/own/ptxas")
+    assert not triton_adapter.renew_inductors_workers()
+    pool_with("/torchs/ptxas")
+    assert triton_adapter.renew_inductors_workers(7.0)
+    assert (waited, AsyncCompile._ready_future) == ([7.0], None)
+    AsyncCompile.process_pool()
+    assert not triton_adapter.renew_inductors_workers(), "the new one has what this process has"
+    pool_with("/torchs/ptxas")
+    sleepers[-1].kill()
+    sleepers[-1].wait()
+    assert not triton_adapter.renew_inductors_workers(), "who has ended tells nothing"
+
+
+def test_a_worker_without_a_name_for_its_assembler_takes_torchs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sleepers: list[subprocess.Popen[bytes]]
+) -> None:
+    monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
+    sleepers.append(subprocess.Popen(["sleep", "60"]))
+    assert triton_adapter._assembler_of(sleepers[0].pid) == knobs.nvidia.ptxas.path
+    monkeypatch.setattr(torch, "__file__", str(tmp_path / "__init__.py"))
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "ptxas").touch()
+    assert triton_adapter._assembler_of(sleepers[0].pid) == str(tmp_path / "bin" / "ptxas")
 
 
 KEYS_IN_AN_ORDER = """
