@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 
 from kernelwright.errors import InvalidWorkload, UnknownDevice
+from kernelwright.kernels import build as build_module
 from kernelwright.kernels import get_operator
 from kernelwright.kernels.child_process import ChildDied, ChildProcess, ChildRaised
 from kernelwright.kernels.device import named_device
 from kernelwright.kernels.matmul.operator import TEMPLATES
 from kernelwright.kernels.matmul.workload import matmul_workload
+from kernelwright.kernels.nursery import Nursery
 from kernelwright.search import Budget, Session, child_runner
 from kernelwright.search.child_runner import ChildRunner, Jobs
 from kernelwright.search.device_guard import DeviceLock
@@ -25,6 +27,7 @@ from kernelwright.search.exhaustive_search import ExhaustiveSearch
 from kernelwright.search.measure_job import LoadJob, TrialJob
 from kernelwright.types import DeviceSpec, Measurement, Schedule, Status
 
+TARGETS = Path(__file__).parents[1] / "assets" / "child_targets"
 WORKLOAD = matmul_workload(128, 128, 256, "fp16")
 EXPECTED = {
     "none": Status.OK,
@@ -38,10 +41,28 @@ EXPECTED = {
 }
 
 
-@pytest.fixture
-def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChildRunner]:
-    """A runner that believes in an H100 and whose children plant the template of bad schedules."""
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "assets" / "child_targets")
+@pytest.fixture(scope="module")
+def nursery() -> Iterator[Nursery]:
+    """It imports torch and triton once for the children of all tests, each of which would take seconds for that."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(TARGETS)
+        nursery = Nursery("kw_planted:preload")
+        yield nursery
+        nursery.close()
+
+
+@pytest.fixture(params=["forked"])
+def planted(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, nursery: Nursery) -> Iterator[ChildRunner]:
+    """A runner that believes in an H100 and whose children plant the template of bad schedules. They are forks of the
+    nursery, or started as they are for users."""
+
+    def forked(*args: Any, **options: Any) -> ChildProcess:
+        return ChildProcess(*args, **{**options, "nursery": nursery})
+
+    if request.param == "forked":
+        for module in (child_runner, build_module):
+            monkeypatch.setattr(module, "ChildProcess", forked)
+    monkeypatch.syspath_prepend(TARGETS)
     sys.modules.pop("kw_planted", None)
     import kw_planted
 
@@ -77,6 +98,7 @@ def test_failures_say_what_happened(planted: ChildRunner) -> None:
         assert wanted[str(schedule.knobs["fault"])] in measurement.message
 
 
+@pytest.mark.parametrize("planted", ["forked", "started"], indirect=True)
 def test_a_finalist_that_kills_the_child_fails_the_round(planted: ChildRunner) -> None:
     crash, fine = (next(s for s in members() if s.knobs["fault"] == name) for name in ("crash", "none"))
     together = planted.finals(WORKLOAD, [crash, fine])
@@ -121,7 +143,7 @@ def test_a_warm_runner_has_all_its_processes(planted: ChildRunner) -> None:
 
 
 def test_processes_start_while_the_gpu_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(Path(__file__).parents[1] / "assets" / "child_targets")
+    monkeypatch.syspath_prepend(TARGETS)
     started: list[object] = []
     begun = threading.Event()
 
