@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 aten = torch.ops.aten
 
@@ -108,14 +109,18 @@ def _is_there(mask: Any) -> bool:
 
 def _plain(mask: Any) -> Node:
     """The bool mask that an additive one was made of, which is half the memory; else the mask as it is."""
+    found: Node = mask
     source: Any = mask
+    columns = mask.meta["val"].shape[-1]
     while _is_spread(source):
         source = source.args[0]
-    if source.target is aten.where.self and source.meta["val"].shape[-1] == mask.meta["val"].shape[-1]:
+        if not statically_known_true(source.meta["val"].shape[-1] >= columns):
+            # what was cut off was padded again
+            return found
+    if source.target is aten.where.self and statically_known_true(source.meta["val"].shape[-1] == columns):
         seen, kept, hidden = source.args
         if _number(kept) == 0.0 and _number(hidden) == float("-inf") and isinstance(seen, Node):
             return seen
-    found: Node = mask
     return found
 
 

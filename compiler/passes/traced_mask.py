@@ -70,9 +70,11 @@ def _simplified(node: Node, known: dict[Node, bool | None]) -> bool:
     causal = known[mask]
     if causal is None:
         return False
-    # by name, whichever way they were given
     node.args = node.args[:3]
-    node.kwargs = {**{name: given[name] for name in given if name not in _ARGUMENTS[:4]}, "is_causal": causal}
+    by_place = _ARGUMENTS[: len(node.args)]
+    # all others by name, whichever way they were given
+    kept = {name: value for name, value in given.items() if name not in (*by_place, "attn_mask")}
+    node.kwargs = {**kept, "is_causal": causal}
     return True
 
 

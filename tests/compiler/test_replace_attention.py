@@ -180,6 +180,8 @@ CUTS: list[tuple[tuple[int, ...], Any]] = [
     ((2, 1, 8, 8), lambda mask: functional.pad(mask, (0, 0, -1, 1))),
     ((2, 1, 8, 8), lambda mask: functional.pad(mask, (1, -1))),
     ((2, 1, 8, 8), lambda mask: functional.pad(mask, (1, 0))[..., :8]),
+    ((2, 1, 8, 8), lambda mask: functional.pad(mask[..., :6], (0, 2))),
+    ((2, 1, 8, 8), lambda mask: functional.pad(functional.pad(mask, (0, 8))[..., :5], (0, 11), value=-1.0)[..., :8]),
     ((2, 1, 8, 8), lambda mask: functional.pad(mask, (0, 8))[..., :8]),
     ((2, 1, 1, 8), lambda mask: mask.expand(2, 3, 8, 8)),
 ]
@@ -188,7 +190,10 @@ CUTS: list[tuple[tuple[int, ...], Any]] = [
 @pytest.mark.parametrize(
     ("size", "cut"),
     CUTS,
-    ids=["batch", "keys", "heads", "rows", "skipped", "padded", "moved", "shifted", "shifted_too", "aligned", "spread"],
+    ids=[
+        *("batch", "keys", "heads", "rows", "skipped", "padded", "moved", "shifted", "shifted_too"),
+        *("cut_short", "cut_shorter", "aligned", "spread"),
+    ],
 )
 def test_a_mask_that_was_cut_or_moved_is_another_one(forced: Any, size: tuple[int, ...], cut: Any) -> None:
     """Only torch's own padding and spreading lie between a mask and the bool one that it was made of."""

@@ -112,10 +112,19 @@ def of_another_name() -> torch.Tensor:
 @pytest.mark.parametrize(
     "mask", [by_index, additive, with_a_held_number, on_a_named_device], ids=lambda mask: mask.__name__
 )
-@pytest.mark.parametrize("by_place", [False, True])
-def test_a_causal_mask_becomes_the_flag(mask: Mask, by_place: bool) -> None:
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda q, k, v, mask: sdpa(q, k, v, attn_mask=mask, scale=0.3),
+        lambda q, k, v, mask: sdpa(q, k, v, mask, 0.0, scale=0.3),
+        lambda q, k, v, mask: sdpa(query=q, key=k, value=v, attn_mask=mask, scale=0.3),
+        lambda q, k, v, mask: sdpa(q, attn_mask=mask, value=v, key=k, scale=0.3),
+    ],
+    ids=["mask by name", "by place", "by name", "query by place"],
+)
+def test_a_causal_mask_becomes_the_flag(mask: Mask, call: Callable[..., torch.Tensor]) -> None:
     def model(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-        return sdpa(q, k, v, mask(), 0.0, scale=0.3) if by_place else sdpa(q, k, v, attn_mask=mask(), scale=0.3)
+        return call(q, k, v, mask())
 
     (given,), changed = simplified(model, *operands())
     assert changed == 1
