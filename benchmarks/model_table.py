@@ -30,6 +30,31 @@ def read(files: Iterable[Path]) -> list[Row]:
     return list(rows.values())
 
 
+def merged(files: Iterable[Path]) -> list[Row]:
+    """The rows of result files, oldest first: of each model the last one that has times of as many contenders as any
+    before it. Each says when, by which command and on which commit it was `measured`, and what `others` said."""
+    rows: dict[str, Row] = {}
+    for file in files:
+        content = json.loads(file.read_text(encoding="utf-8"))
+        for row in content["rows"]:
+            new = {"measured": {name: content[name] for name in ("command", "commit", "date")}, **row}
+            old = rows.get(row["model"])
+            rows[row["model"]] = new if old is None else _with_others(*sorted((new, old), key=_timed, reverse=True))
+    return list(rows.values())
+
+
+def _timed(row: Row) -> int:
+    return sum(one["ms"] is not None for one in row.get("contenders", {}).values())
+
+
+def _with_others(kept: Row, other: Row) -> Row:
+    costs = {name: one["compile_s"] for name, one in other.get("contenders", {}).items()}
+    said = {"measured": other["measured"], "over": other.get("over"), "compile_s": costs}
+    said["aa_ratio"] = other.get("aa_ratio")
+    others = [*kept.get("others", ()), *other.get("others", ()), said]
+    return {**kept, "others": sorted(others, key=lambda one: str(one["measured"]["date"]))}
+
+
 def table(rows: Sequence[Row]) -> str:
     """The rows, inference before training, and below them geometric mean and worst ratio of each kind and of all."""
     timed = sorted((row for row in rows if "contenders" in row), key=lambda row: row["mode"])

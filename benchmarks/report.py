@@ -68,12 +68,16 @@ def _figures(rows: Sequence[Row]) -> dict[str, Any]:
     return out
 
 
+def origin() -> dict[str, str]:
+    """By which command, on which commit and when what is written now was measured."""
+    now = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
+    return {"command": command(sys.argv), "commit": commit(), "date": now}
+
+
 def write(path: Path, rows: Sequence[Row], **fields: Any) -> dict[str, Any]:
     """Write a result file and return what it holds. fields: gpu, driver, torch, triton, clocks, aa_ratio, ..."""
     result = {
-        "command": command(sys.argv),
-        "commit": commit(),
-        "date": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        **origin(),
         **fields,
         "summary": summary(rows),
         "rows": list(rows),

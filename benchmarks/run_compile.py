@@ -4,6 +4,7 @@
     kernelwright tune benchmarks/models/llama_block.py --db sqlite:///models.db --seconds 600
     scripts/gpu-bench compile --models llama_block,resnet50:training --db sqlite:///models.db --out models.json
     python benchmarks/run_compile.py --table models.json                     the file as a table, anywhere
+    python benchmarks/run_compile.py --merge old.json new.json --out models.json    one file of several runs
 
 Without --models, tunes the two products of Linear, GELU, Linear first (32 trials each), then compiles the model with
 that database. With it, compiles models of benchmarks/models (NAME or NAME:FUNCTION) with what the database holds; where
@@ -138,6 +139,7 @@ def run_models(args: argparse.Namespace) -> None:
     def keep(row: dict[str, Any]) -> None:
         name = row["model"]
         print(*(told(row) if "contenders" in row else [f"{name}: {row['failure']}"]), sep="\n", flush=True)
+        row = {**row, "measured": report.origin()}
         # an older row that came further is worth more
         if name not in rows or how_complete(row, modes) >= how_complete(rows[name], modes):
             rows[name] = row
@@ -166,6 +168,14 @@ def run_together(
         torch.cuda.empty_cache()
 
 
+def merge(files: Sequence[Path], out: Path) -> None:
+    """Write one file of several, oldest first; the last one's machine and command stand above the rows."""
+    last = json.loads(files[-1].read_text(encoding="utf-8"))
+    rows = model_table.merged(files)
+    content = {**last, "summary": report.summary(rows), "rows": rows}
+    out.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
 def told(row: dict[str, Any]) -> list[str]:
     """A model's row in words."""
     eager = {name: value for name, value in row.items() if name.startswith("eager_")}
@@ -190,6 +200,7 @@ def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     parser.add_argument("--out", type=Path, help="the result file; needed but for --table")
     parser.add_argument("--table", type=Path, nargs="+", help="print these result files of models as a table")
+    parser.add_argument("--merge", type=Path, nargs="+", help="put these files together, oldest first, into --out")
     parser.add_argument("--db", default="sqlite:///compile.db", help="URL of a database, or a SQLite file")
     parser.add_argument("--models", default="", help="in benchmarks/models, by commas; NAME:FUNCTION for a variant")
     parser.add_argument("--modes", default="default,ours,max_autotune,ours_max", help="which of these, by commas")
@@ -217,6 +228,8 @@ def main() -> None:
     args = arguments()
     if args.table:
         print(model_table.table(model_table.read(args.table)))
+    elif args.merge:
+        merge(args.merge, args.out)
     elif args.models:
         run_models(args)
     else:

@@ -139,6 +139,57 @@ def test_a_run_goes_on_with_what_its_file_lacks(tmp_path: Path, monkeypatch: pyt
     assert json.loads(out.read_text())["rows"] == [*before, row("new", default=2.0, ours=2.0)]
 
 
+def test_runs_are_put_together_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A newer row stands for its model unless it has fewer times; what another run said of the model is kept."""
+
+    def file(day: str, **models: tuple[float, ...]) -> str:
+        rows = []
+        for model, times in models.items():
+            found = {
+                name: {"ms": ms, "compile_s": ms / 2} for name, ms in zip(("ours", "default"), times, strict=False)
+            }
+            over = {"default": times[1] / times[0]} if len(times) > 1 else {}
+            row = {"model": model, "ratio": over.get("default"), "over": over, "contenders": found}
+            rows.append(row | {"aa_ratio": 1.01})
+        path = tmp_path / f"{day}.json"
+        head = {"commit": f"c{day}", "date": day, "command": f"run {day}", "gpu": f"gpu {day}"}
+        path.write_text(json.dumps({**head, "rows": rows}))
+        return str(path)
+
+    files = [
+        file("1", a=(1.0, 2.0), b=(1.0, 3.0)),
+        file("2", a=(1.0, 4.0), b=(1.0,)),
+        file("3", a=(1.0, 5.0), c=(2.0,)),
+    ]
+    out = tmp_path / "all.json"
+    monkeypatch.setattr(sys, "argv", ["run_compile.py", "--merge", *files, "--out", str(out)])
+    run_compile.main()
+    content = json.loads(out.read_text())
+    rows = {row["model"]: row for row in content["rows"]}
+    assert {name: (row["ratio"], row["measured"]["commit"]) for name, row in rows.items()} == {
+        "a": (5.0, "c3"),
+        "b": (3.0, "c1"),
+        "c": (None, "c3"),
+    }
+    assert [(one["measured"]["date"], one["over"]) for one in rows["a"]["others"]] == [
+        ("1", {"default": 2.0}),
+        ("2", {"default": 4.0}),
+    ]
+    assert rows["b"]["others"] == [
+        {
+            "measured": {"commit": "c2", "date": "2", "command": "run 2"},
+            "over": {},
+            "compile_s": {"ours": 0.5},
+            "aa_ratio": 1.01,
+        }
+    ]
+    assert (content["gpu"], content["summary"]["all"]["geomean"]) == ("gpu 3", 3.873)
+    monkeypatch.setattr(sys, "argv", ["run_compile.py", "--merge", str(out), files[2], "--out", str(out)])
+    run_compile.main()
+    again = {row["model"]: row for row in json.loads(out.read_text())["rows"]}
+    assert again["b"] == rows["b"]
+
+
 def test_table_tells_ratios_over_both_rivals(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def row(name: str, mode: str, over: dict[str, float], over_max: dict[str, float]) -> dict[str, Any]:
         found = {
