@@ -103,9 +103,10 @@ def _meta_tensors_on(device: DeviceSpec) -> Iterator[None]:
 
 
 def import_compiler() -> None:
-    """Import what a build needs. For processes that will build, before the first job comes."""
+    """Import what a build needs. For processes that will build, before the first job comes, and before it forks."""
     for name in ("torch", "triton.compiler", "triton.experimental.gluon.language.nvidia.hopper"):
         importlib.import_module(name)
+    hash_triton()
 
 
 def ready_to_launch() -> None:
