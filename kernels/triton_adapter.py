@@ -203,6 +203,8 @@ def _assembler_of(pid: int) -> str:
     from triton import knobs
 
     entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+    if entries == [b""]:
+        raise ProcessLookupError(f"process {pid} ends or begins")
     named = [entry.partition(b"=")[2].decode() for entry in entries if entry.startswith(f"{_ASSEMBLER}=".encode())]
     torchs = Path(torch.__file__).parent / "bin" / "ptxas"
     return named[0] if named else str(torchs) if torchs.exists() else str(knobs.nvidia.ptxas.path)

@@ -10,6 +10,7 @@ import random
 import re
 import subprocess
 import sys
+import time
 import types
 from collections.abc import Iterator
 from pathlib import Path
@@ -230,6 +231,14 @@ def sleepers() -> Iterator[list[subprocess.Popen[bytes]]]:
         process.wait()
 
 
+def sleeper() -> subprocess.Popen[bytes]:
+    """A process that is up: its environment can be read."""
+    process = subprocess.Popen(["sleep", "60"])
+    while not Path(f"/proc/{process.pid}/environ").read_bytes():
+        time.sleep(0.001)
+    return process
+
+
 def test_inductors_workers_are_renewed_where_they_have_another_assembler(
     monkeypatch: pytest.MonkeyPatch, sleepers: list[subprocess.Popen[bytes]]
 ) -> None:
@@ -246,7 +255,7 @@ def test_inductors_workers_are_renewed_where_they_have_another_assembler(
         monkeypatch.setenv("TRITON_PTXAS_PATH", "/own/ptxas")
 
     def start() -> types.SimpleNamespace:
-        sleepers.append(subprocess.Popen(["sleep", "60"]))
+        sleepers.append(sleeper())
         return types.SimpleNamespace(process=sleepers[-1])
 
     waited: list[float] = []
@@ -272,7 +281,7 @@ def test_a_worker_without_a_name_for_its_assembler_takes_torchs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, sleepers: list[subprocess.Popen[bytes]]
 ) -> None:
     monkeypatch.delenv("TRITON_PTXAS_PATH", raising=False)
-    sleepers.append(subprocess.Popen(["sleep", "60"]))
+    sleepers.append(sleeper())
     assert triton_adapter._assembler_of(sleepers[0].pid) == knobs.nvidia.ptxas.path
     monkeypatch.setattr(torch, "__file__", str(tmp_path / "__init__.py"))
     (tmp_path / "bin").mkdir()
