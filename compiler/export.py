@@ -16,7 +16,6 @@ from typing import Any
 import torch
 
 from kernelwright.compiler import attention_ops, kernel_call, open_call, ops
-from kernelwright.compiler.backend import kernel_settings, split_options
 
 LIBRARIES = (ops.LIBRARY, kernel_call.LIBRARY, open_call.LIBRARY, attention_ops.LIBRARY)
 """The operators that a package may call; they are registered once this module is imported."""
@@ -25,6 +24,9 @@ LIBRARIES = (ops.LIBRARY, kernel_call.LIBRARY, open_call.LIBRARY, attention_ops.
 def settings(**options: Any) -> dict[str, Any]:
     """Inductor's settings that put our kernels in, for `inductor_configs`. options: those of the backend, ours and
     Inductor's; UsageError or RuntimeError for one that neither has."""
+    # all of Inductor, which takes seconds to import and which a process that loads packages does not need
+    from kernelwright.compiler.backend import kernel_settings, split_options
+
     ours, patches = split_options(None, options)
     # packages are kept by whoever asks for them, never in the cache of graphs
     return {**patches, **{name: value for name, value in kernel_settings(ours, patches).items() if "cache" not in name}}

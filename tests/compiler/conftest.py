@@ -1,10 +1,14 @@
-"""Answers that say "ours" or not, and a torch.compile backend that runs our pass without generating code."""
+"""Answers that say "ours" or not, a torch.compile backend that runs our pass without generating code, and children that
+need not import it all."""
 
 from __future__ import annotations
 
+import functools
 import logging
 import warnings
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,7 +21,9 @@ from kernelwright.compiler import ops
 from kernelwright.compiler.passes.replace import Replace
 from kernelwright.compiler.report import Report
 from kernelwright.kernels import get_operator
+from kernelwright.kernels.child_process import ChildProcess
 from kernelwright.kernels.device import named_device
+from kernelwright.kernels.nursery import Nursery
 from kernelwright.kernels.triton_adapter import current_toolchain
 from kernelwright.search.answer import Answer
 from kernelwright.search.timing import TIMER_VERSION
@@ -55,6 +61,28 @@ def fresh_dynamo() -> Iterator[None]:
     torch._dynamo.reset()
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture(scope="session")
+def forked(own_environment: None) -> Iterator[Callable[..., ChildProcess]]:
+    """Makes a child process as a fork of one that has imported the backend and Inductor, which takes ten seconds.
+    Targets may be functions of this folder's files."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(Path(__file__).parent)
+        nursery = Nursery("child_imports:preload")
+        yield functools.partial(ChildProcess, nursery=nursery)
+        nursery.close()
+
+
+@pytest.fixture(scope="session")
+def two_ranks(forked: Callable[..., ChildProcess]) -> Callable[..., list[Any]]:
+    """Runs a job of two ranks, children that the target starts, and gives what each answers to its number."""
+
+    def run(target: str, **init: Any) -> list[Any]:
+        with forked(target, init=init) as one, forked(target, init=init) as other, ThreadPoolExecutor() as threads:
+            return list(threads.map(lambda child, rank: child.call(rank, 300.0), (one, other), range(2)))
+
+    return run
 
 
 @pytest.fixture

@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -59,21 +58,24 @@ def compiled(case: dict[str, Any], rank: int) -> dict[str, Any]:
     return {**told, "replaced": [str(one.workload) for one in report.replaced], "warnings": report.warnings}
 
 
-def main(rank: int, folder: Path) -> None:
-    """Compile in turns, or all at once."""
+def start(folder: str) -> Callable[[int], list[dict[str, Any]]]:
+    """A child that is asked to be a rank of the job whose cases lie in the folder."""
+    return lambda rank: run(rank, Path(folder))
+
+
+def run(rank: int, folder: Path) -> list[dict[str, Any]]:
+    """Compile in turns, or all at once; what was got of each case."""
     distributed.init_process_group("gloo", init_method=f"file://{folder / 'meet'}", rank=rank, world_size=2)
     engine.BUSY_TIMEOUT_MS = 100
     real = backend.service_answers
+    told = []
     for case in json.loads((folder / "cases.json").read_text(encoding="utf-8")):
         agreement.PATIENCE_S = case["patience"]
         for turn in (case["first"], 1 - case["first"]) if case["first"] is not None else (rank,):
             if turn == rank:
                 with locked(case["databases"][rank]) if case["locked"] == rank else nullcontext():
-                    print(json.dumps(compiled(case, rank)), flush=True)
+                    told.append(compiled(case, rank))
                 backend.service_answers = real
             distributed.barrier()
     distributed.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main(int(sys.argv[1]), Path(sys.argv[2]))
+    return told

@@ -21,6 +21,7 @@ from kernelwright.kernels.matmul.workload import matmul_workload
 from kernelwright.kernels.triton_adapter import current_toolchain
 from kernelwright.pieces import PieceTimes
 from kernelwright.search.timing import TIMER_VERSION
+from kernelwright.service import cli_explain
 from kernelwright.service.cli import main
 from kernelwright.types import TuningRecord
 
@@ -80,14 +81,20 @@ def test_the_command_prints_a_table_json_and_a_page(
     assert rows[1][0] == "2" and rows[1][2:6] == ["our kernel", "50.00 us", "100.00 us", "100.00 us"]
 
 
-def test_a_table_that_no_terminal_shows_is_not_cut(target: str, db: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_that_no_terminal_shows_is_not_cut(
+    target: str, db: str, capsys: pytest.CaptureFixture[str], forked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_explain, "ChildProcess", forked)
     with pytest.raises(SystemExit):
         main(["explain", target, "--db", db])
     out = capsys.readouterr().out
     assert str(matmul_workload(16, 64, 64, "fp16", epilogue=("bias",))) in out and "…" not in out
 
 
-def test_a_file_that_is_no_model_is_misuse(tmp_path: Path, db: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_that_is_no_model_is_misuse(
+    tmp_path: Path, db: str, capsys: pytest.CaptureFixture[str], forked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_explain, "ChildProcess", forked)
     with pytest.raises(SystemExit) as ended:
         main(["explain", str(tmp_path / "none.py"), "--db", db])
     assert ended.value.code == 2 and "must be a Python file" in capsys.readouterr().err

@@ -19,7 +19,7 @@ from kernelwright.compiler.piece_job import PieceJob, PieceReply
 from kernelwright.compiler.pieces import PIECE_TIMEOUT_S, AgreedPieces, KnownPieces, MissingTimed, WantedPiece, timed
 from kernelwright.db import Store
 from kernelwright.errors import DeviceLost, UsageError
-from kernelwright.kernels.child_process import ChildDied, ChildProcess, ChildRaised, ChildTimeout
+from kernelwright.kernels.child_process import ChildDied, ChildRaised, ChildTimeout
 from kernelwright.kernels.device import named_device
 from kernelwright.kernels.triton_adapter import current_toolchain
 from kernelwright.pieces import PieceTimes
@@ -250,15 +250,13 @@ def test_a_store_that_fails_leaves_every_rank_its_own() -> None:
     assert AgreedPieces(KnownPieces([times]), Failing(), H100)(times.piece) == times
 
 
-def test_pieces_are_timed_in_a_process_of_their_own(forced: Any, store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pieces_are_timed_in_a_process_of_their_own(forced: Any, store: Store, forked: Any) -> None:
     """The job and what comes of it go through pipes; here the process times on the CPU, and every option takes 1 us."""
-
-    monkeypatch.syspath_prepend(Path(__file__).parent)
 
     class InChild(Meter):
         def __call__(self, wanted: WantedPiece, timeout_s: float) -> PieceReply:
             super().__call__(wanted, timeout_s)
-            with ChildProcess("child_pieces:start", init={"theirs_us": 2.0}) as child:
+            with forked("child_pieces:start", init={"theirs_us": 2.0}) as child:
                 reply: PieceReply = child.call(PieceJob(wanted.piece.text, wanted.options), timeout_s)
                 return reply
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sqlite3
-import subprocess
-import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -55,8 +53,8 @@ def _workload(rows: int, steps: tuple[str, ...]) -> Workload:
 class Cases:
     """Cases of `rank_of_job`, each with a product of its own; rank 1 fails."""
 
-    def __init__(self, folder: Path, record_of: Maker) -> None:
-        self._folder, self._record_of = folder, record_of
+    def __init__(self, folder: Path, record_of: Maker, two_ranks: Callable[..., list[Any]]) -> None:
+        self._folder, self._record_of, self._two_ranks = folder, record_of, two_ranks
         self.failures: list[str] = []
         self.cases: list[dict[str, Any]] = []
 
@@ -111,22 +109,15 @@ class Cases:
         self._fill()
         self._share()
         (self._folder / "cases.json").write_text(json.dumps(self.cases), encoding="utf-8")
-        command = [sys.executable, str(Path(__file__).with_name("rank_of_job.py"))]
-        ranks = [
-            subprocess.Popen([*command, str(rank), str(self._folder)], stdout=subprocess.PIPE, text=True)
-            for rank in range(2)
-        ]
-        try:
-            return [[json.loads(line) for line in rank.communicate(timeout=300)[0].splitlines()] for rank in ranks]
-        finally:
-            for rank in ranks:
-                rank.kill()
+        return self._two_ranks("rank_of_job:start", folder=str(self._folder))
 
 
 @pytest.fixture(scope="module")
-def job(tmp_path_factory: pytest.TempPathFactory, record_of: Maker) -> tuple[Cases, list[list[dict[str, Any]]]]:
+def job(
+    tmp_path_factory: pytest.TempPathFactory, record_of: Maker, two_ranks: Callable[..., list[Any]]
+) -> tuple[Cases, list[list[dict[str, Any]]]]:
     """All cases, run by one job: in turns, and at once."""
-    cases = Cases(tmp_path_factory.mktemp("ranks"), record_of)
+    cases = Cases(tmp_path_factory.mktemp("ranks"), record_of, two_ranks)
     for failure in ("nothing", *FAILURES):
         for first in (0, 1):
             cases.add(failure, first)
