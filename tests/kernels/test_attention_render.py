@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import ast
-import os
 import random
-import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,14 +44,6 @@ def test_needs_only_torch_and_triton(template: str) -> None:
         assert found - set(sys.stdlib_module_names) == {"torch", "triton"}
 
 
-def run(source: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    file = folder / "kernel.py"
-    file.write_text(source)
-    command = [sys.executable, "-W", "ignore", str(file), *arguments]
-    env = {**os.environ, "TRITON_INTERPRET": "1"}
-    return subprocess.run(command, env=env, capture_output=True, text=True, timeout=120)
-
-
 RUN: list[dict[str, Any]] = [
     {"causal": "bottom_right", "lse": True, "layout": "bshd", "kv_heads": 2},
     {
@@ -67,17 +56,17 @@ RUN: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("options", RUN)
-def test_runs_on_its_own_and_is_right(options: dict[str, Any], tmp_path: Path) -> None:
+def test_runs_on_its_own_and_is_right(options: dict[str, Any], run: Any) -> None:
     workload = attention_workload(2, 4, 40, 70, 32, "bf16", **options)
-    done = run(render(workload, a_schedule(workload, "forward")), tmp_path)
+    done = run(render(workload, a_schedule(workload, "forward")))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "Sq=40 Skv=70" in done.stdout and "right" in done.stdout
 
 
-def test_a_wrong_kernel_is_told(tmp_path: Path) -> None:
+def test_a_wrong_kernel_is_told(run: Any) -> None:
     workload = attention_workload(1, 1, 33, 40, 16, "fp16", softcap=2.0)
     source = render(workload, a_schedule(workload, "forward"))
     line = "s = capped_scores(s, factor, cap)"
     assert line in source
-    done = run(source.replace(line, "s = s * factor"), tmp_path, "33", "50")
+    done = run(source.replace(line, "s = s * factor"), "33", "50")
     assert done.returncode == 1 and "WRONG" in done.stdout, done.stdout + done.stderr

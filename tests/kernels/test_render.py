@@ -8,6 +8,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,16 +29,6 @@ def a_schedule(workload: Workload, template: str) -> Schedule:
     schedules = MATMUL.templates[template].space(workload, H100).sample(random.Random(3), 1)
     assert schedules, f"{template} has no schedule for {workload}"
     return schedules[0]
-
-
-def run(source: str, folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run a rendered file on the CPU, in a folder of its own."""
-    file = folder / "kernel.py"
-    file.write_text(source, encoding="utf-8")
-    env = {**os.environ, "TRITON_INTERPRET": "1"}
-    return subprocess.run(
-        [sys.executable, str(file), *arguments], cwd=folder, env=env, capture_output=True, text=True, timeout=120
-    )
 
 
 def imported(source: str) -> set[str]:
@@ -81,38 +72,46 @@ def test_needs_only_torch_and_triton(template: str) -> None:
         ("skinny", matmul_workload(16, 128, 192, "bf16", "nt", ("bias", "silu"))),
     ],
 )
-def test_runs_on_its_own_and_is_right(template: str, workload: Workload, tmp_path: Path) -> None:
-    done = run(render(workload, a_schedule(workload, template)), tmp_path)
+def test_runs_on_its_own_and_is_right(template: str, workload: Workload, run: Any) -> None:
+    done = run(render(workload, a_schedule(workload, template)))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "right" in done.stdout
     dims = workload.dims
     assert f"M={dims['M']} N={dims['N']} K={dims['K']}" in done.stdout
 
 
-def test_odd_strides_and_other_sizes(tmp_path: Path) -> None:
+def test_runs_as_a_program_of_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "kernel.py"
+    file.write_text(render(SMALL, a_schedule(SMALL, "pointer")), encoding="utf-8")
+    env = {**os.environ, "TRITON_INTERPRET": "1"}
+    done = subprocess.run([sys.executable, str(file)], env=env, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "right" in done.stdout, done.stdout + done.stderr
+
+
+def test_odd_strides_and_other_sizes(run: Any) -> None:
     layouts = {"a": "row:80", "b": "col:72", "out": "col:90"}
     workload = Workload(**{**matmul_workload(64, 32, 70, "fp16").to_json(), "layouts": layouts})
     source = render(workload, a_schedule(workload, "pointer"))
     assert "LAYOUTS = {'a': ('row', 10), 'b': ('col', 2), 'out': ('col', 26)}" in source
-    done = run(source, tmp_path, "33", "17", "65")
+    done = run(source, "33", "17", "65")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "M=33 N=17 K=65" in done.stdout
 
 
-def test_a_wrong_kernel_is_told(tmp_path: Path) -> None:
+def test_a_wrong_kernel_is_told(run: Any) -> None:
     workload = matmul_workload(32, 32, 65, "fp16")
     knobs = {"block_m": 32, "block_n": 32, "block_k": 32, "num_warps": 4, "num_stages": 2, "group_m": 1, "split_k": 1}
     source = render(workload, Schedule("pointer", FrozenMap({**knobs, "precision": "fp16"})))
     loop = "range(split * BLOCK_K, K, step)"
     assert loop in source
-    without_tail = run(source.replace(loop, "range(split * BLOCK_K, K - 1, step)"), tmp_path)
+    without_tail = run(source.replace(loop, "range(split * BLOCK_K, K - 1, step)"))
     assert without_tail.returncode == 1, without_tail.stdout + without_tail.stderr
     assert "WRONG" in without_tail.stdout
 
 
-def test_an_output_that_is_not_written_is_wrong(tmp_path: Path) -> None:
+def test_an_output_that_is_not_written_is_wrong(run: Any) -> None:
     source = render(SMALL, a_schedule(SMALL, "pointer")).replace("kernel[grid](*args, **options)", "pass")
-    done = run(source, tmp_path)
+    done = run(source)
     assert done.returncode == 1
     assert "error nan" in done.stdout
 
