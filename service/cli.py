@@ -11,6 +11,7 @@ import typer
 
 from kernelwright.errors import KernelwrightError, UsageError
 from kernelwright.service import (
+    cli_build,
     cli_data,
     cli_evaluate,
     cli_explain,
@@ -51,6 +52,7 @@ app.command("tune")(cli_tune.tune)
 app.command("query")(cli_query.query)
 app.command("source")(cli_query.source)
 app.command("explain")(cli_explain.explain)
+app.command("build")(cli_build.build)
 app.command("serve")(cli_service.serve)
 app.command("worker")(cli_service.worker)
 app.command("devices")(cli_data.devices)
