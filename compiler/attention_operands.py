@@ -20,13 +20,15 @@ ORDERS = {"bhsd": None, "bshd": (0, 2, 1, 3)}
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """What an attention is told besides tensors. causal: key j is visible to query i if j <= i. scale None: 1/sqrt(D).
-    lse: its logarithm of the softmax's denominator is wanted. backward: this is the gradient's call."""
+    """What an attention is told besides tensors. causal: key j is visible to query i if j <= i, with lower_right if
+    j <= i + Skv - Sq. scale None: 1/sqrt(D). lse: its logarithm of the softmax's denominator is wanted. backward: this
+    is the gradient's call."""
 
     causal: bool
     scale: float | None = None
     lse: bool = False
     backward: bool = False
+    lower_right: bool = False
 
 
 def workload_of(tensors: Mapping[str, torch.Tensor], call: Call) -> Workload:
@@ -58,7 +60,7 @@ def workload_of(tensors: Mapping[str, torch.Tensor], call: Call) -> Workload:
         layout={name: layout_of(tensors[name]) for name in ("q", "k", "v", "out")},
         error_budget=fp32_error_budget(q.dtype),
         # both mean the same for as many queries as keys; one name for them finds one record
-        causal=("bottom_right" if square else "top_left") if call.causal else None,
+        causal=("bottom_right" if square or call.lower_right else "top_left") if call.causal else None,
         scale=None if call.scale is None or math.isclose(call.scale, head_dim**-0.5) else call.scale,
         mask=None if mask is None else "bool" if mask.dtype is torch.bool else "additive",
         mask_dims=None if mask is None else mask_dims(mask),

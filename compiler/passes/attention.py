@@ -50,7 +50,8 @@ class AttentionForward:
             raise InvalidWorkload("nobody uses its result")
         f, mask = self.found, _mask_value(self.found)
         tensors = {"q": value_of(f.q), "k": value_of(f.k), "v": value_of(f.v), "out": value_of(out)}
-        workload = workload_of(tensors | mask, Call(f.causal, f.scale, lse=self._wants_lse()))
+        call = Call(f.causal, f.scale, lse=self._wants_lse(), lower_right=f.lower_right)
+        workload = workload_of(tensors | mask, call)
         return check_nodes(workload, {"q": f.q, "k": f.k, "v": f.v}, _forms_of(mask))
 
     def obstacle(self) -> str:
@@ -104,7 +105,8 @@ class AttentionBackward:
         f, mask = self.found, _mask_value(self.found.forward)
         q, k, v = f.forward.q, f.forward.k, f.forward.v
         tensors = {"q": value_of(q), "k": value_of(k), "v": value_of(v), "out": value_of(f.out)}
-        workload = workload_of(tensors | mask, Call(f.forward.causal, f.forward.scale, backward=True))
+        call = Call(f.forward.causal, f.forward.scale, backward=True, lower_right=f.forward.lower_right)
+        workload = workload_of(tensors | mask, call)
         if item_of(self.node, 3) is not None:
             raise InvalidWorkload("the gradient of a mask is left to torch")
         operands = {"q": q, "k": k, "v": v, "out": f.out, "d_out": f.d_out}

@@ -28,11 +28,19 @@ FORWARD = _present("")
 BACKWARD = _present("_backward")
 """Operators of the backward pass; results begin with the gradients of query, key and value."""
 
+LOWER_RIGHT = (
+    aten._scaled_dot_product_flash_attention.default,
+    aten._scaled_dot_product_flash_attention_backward.default,
+)
+"""Operators whose causal flag lets the last query see every key, as torch.nn.attention.bias.causal_lower_right has it;
+that of the others lets the first query see the first key."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Forward:
     """An attention's operands [B, H, S, D]. mask: whatever spreads to [B, H, Sq, Skv], bool or additive. scale: None
-    for 1/sqrt(D)."""
+    for 1/sqrt(D). causal: whether keys behind a query are hidden. lower_right: places of these count from the last ones
+    on, which makes a difference where there are more queries than keys, or fewer."""
 
     q: Node
     k: Node
@@ -40,6 +48,7 @@ class Forward:
     mask: Node | None
     causal: bool
     scale: float | None
+    lower_right: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -65,7 +74,9 @@ def read(node: Node) -> Forward | Backward | None:
     if scale is not None and not isinstance(scale, float | int):
         return None
     q, k, v = tensors
-    forward = Forward(q, k, v, _plain(mask) if _is_there(mask) else None, bool(found["is_causal"]), scale)
+    causal = bool(found["is_causal"])
+    lower_right = causal and node.target in LOWER_RIGHT
+    forward = Forward(q, k, v, _plain(mask) if _is_there(mask) else None, causal, scale, lower_right)
     if node.target not in BACKWARD:
         return forward
     d_out = found.get("grad_out", found.get("grad_out_"))

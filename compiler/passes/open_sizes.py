@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from kernelwright.compiler import open_call
 from kernelwright.compiler.passes import attention_variants as variants
@@ -119,6 +120,8 @@ def _attention(node: Node) -> tuple[Node, dict[str, Node], dict[str, Any]] | Non
     found, value = variants.read(node), item_of(node, 0)
     others = any(user is not value and user.users for user in node.users)
     if not isinstance(found, variants.Forward) or found.mask is not None or value is None or others:
+        return None
+    if found.lower_right and not statically_known_true(value_of(found.q).shape[2] == value_of(found.k).shape[2]):
         return None
     operands = {"q": found.q, "k": found.k, "v": found.v}
     return value, operands, {"kind": "attention", "causal": found.causal, "scale": found.scale}

@@ -11,9 +11,11 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as functional
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from kernelwright.compiler import open_call
 from kernelwright.compiler.kernel_call import Call
+from kernelwright.compiler.passes import open_sizes
 from kernelwright.kernels import get_operator
 from kernelwright.kernels.device import named_device
 from kernelwright.types import Workload
@@ -213,3 +215,18 @@ def test_the_source_is_asked_for_all_sizes_at_once(recorder: Any) -> None:
     with torch.no_grad():
         torch.compile(function, backend=behind)(*marked(make(5), make(6)))
     assert seen and answers.asked and set(answers.asked) <= set(answers.prepared)
+
+
+@pytest.mark.parametrize(
+    ("length", "name", "is_ours"), [(8, "flash", True), (1, "flash", False), (1, "efficient", True)]
+)
+def test_causal_attention_that_counts_from_the_last_query_is_left_to_torch(
+    length: int, name: str, is_ours: bool
+) -> None:
+    """Where there are other numbers of queries and keys; equal sizes have one symbol here."""
+    behind = (0.0, True) if name == "flash" else (None, False, 0.0, True)
+    attend = getattr(torch.ops.aten, f"_scaled_dot_product_{name}_attention")
+    q, k = tensor(1, 1, length, 8), tensor(1, 1, 8, 8)
+    graph = make_fx(lambda q, k, v: attend(q, k, v, *behind)[0], tracing_mode="symbolic")(q, k, k + 1).graph
+    (node,) = (node for node in graph.nodes if node.target is attend.default)
+    assert (open_sizes.place_of(node) is not None) == is_ours

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -10,9 +11,12 @@ import torch
 import torch.nn.functional as functional
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from kernelwright.compiler.kernel_call import CALL
 from kernelwright.compiler.passes import attention_variants
+from kernelwright.compiler.passes.replace import Replace
+from kernelwright.compiler.report import Report
 from kernelwright.kernels.attention.workload import problem_of
 from kernelwright.types import Workload
 
@@ -140,7 +144,7 @@ def test_forms_of_a_gpu_are_read(name: str, behind: tuple[Any, ...]) -> None:
     q, k, v = (graph.placeholder(name) for name in "qkv")
     node = graph.call_function(getattr(aten, f"_scaled_dot_product_{name}").default, (q, k, v, *behind), {"scale": 0.5})
     found = attention_variants.read(node)
-    assert found == attention_variants.Forward(q, k, v, None, True, 0.5)
+    assert found == attention_variants.Forward(q, k, v, None, True, 0.5, lower_right=name == "flash_attention")
 
 
 @pytest.mark.parametrize(
@@ -164,6 +168,71 @@ def test_backward_forms_of_a_gpu_are_read(name: str, behind: tuple[Any, ...]) ->
     assert (found.out, found.lse, found.d_out) == (out, lse, d_out)
     assert found.forward.causal and (found.forward.q, found.forward.k, found.forward.v) == (q, k, v)
     assert found.forward.mask is None
+
+
+@pytest.mark.parametrize(("q_length", "kv_length"), [(8, 24), (24, 8), (1, 24), (24, 24)])
+@pytest.mark.parametrize(
+    ("name", "behind", "lower_right"),
+    [
+        ("flash_attention", (0.0, True), True),
+        ("cudnn_attention", (None, False, 0.0, True), False),
+        ("efficient_attention", (None, False, 0.0, True), False),
+    ],
+)
+def test_each_operator_of_a_gpu_counts_from_its_own_corner(
+    recorder: Any, name: str, behind: tuple[Any, ...], lower_right: bool, q_length: int, kv_length: int
+) -> None:
+    """causal_lower_right of torch.nn.attention.bias calls the one for flash attention."""
+    q, k, v = operands(q_length, kv_length)
+    with FakeTensorMode():
+        fake = [torch.empty(x.shape, dtype=x.dtype, device="cuda") for x in (q, k, v)]
+        attend = getattr(aten, f"_scaled_dot_product_{name}")
+        module = make_fx(lambda q, k, v: attend(q, k, v, *behind)[0])(*fake)
+        report = Report()
+        Replace(recorder(), devices=("cuda",), report=report)(module.graph)
+    module.recompile()
+    assert len(report.replaced) == 1 and report.warnings == []
+    seen = torch.ones(q_length, kv_length, dtype=torch.bool).tril(kv_length - q_length if lower_right else 0)
+    torch.testing.assert_close(module(q, k, v), sdpa(q, k, v, attn_mask=seen), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("q_length", "kv_length"), [(8, 24), (24, 24)])
+@pytest.mark.parametrize(
+    ("name", "behind", "lower_right"),
+    [
+        ("flash_attention", ("out", "lse", None, None, 24, 24, 0.0, True, "seed", "seed"), True),
+        ("efficient_attention", (None, "out", "lse", "seed", "seed", 0.0, [True, True, True, False], True), False),
+    ],
+)
+def test_each_gradient_of_a_gpu_counts_from_its_own_corner(
+    recorder: Any, name: str, behind: tuple[Any, ...], lower_right: bool, q_length: int, kv_length: int
+) -> None:
+    q, k, v = operands(q_length, kv_length)
+    seen = torch.ones(q_length, kv_length, dtype=torch.bool).tril(kv_length - q_length if lower_right else 0)
+    scores = (q @ k.transpose(2, 3) / 4).masked_fill(~seen, float("-inf"))
+    given = {"d_out": q * 2, "q": q, "k": k, "v": v, "out": scores.softmax(-1) @ v, "lse": scores.logsumexp(-1)}
+    graph, nodes = Graph(), {}
+    with FakeTensorMode():
+        for one, value in {**given, "seed": torch.zeros(())}.items():
+            nodes[one] = graph.placeholder(one)
+            nodes[one].meta["val"] = torch.empty_strided(value.shape, value.stride(), device="cuda")
+        args = [nodes[one] for one in ("d_out", "q", "k", "v")]
+        args += [nodes[one] if isinstance(one, str) else one for one in behind]
+        target = getattr(aten, f"_scaled_dot_product_{name}_backward").default
+        node = graph.call_function(target, tuple(args))
+        node.meta["val"] = tuple(torch.empty_like(nodes[one].meta["val"]) for one in "qkv")
+        items = []
+        for place, one in enumerate("qkv"):
+            items.append(graph.call_function(operator.getitem, (node, place)))
+            items[-1].meta["val"] = nodes[one].meta["val"]
+        graph.output(tuple(items))
+        report = Report()
+        Replace(recorder(), devices=("cuda",), report=report)(graph)
+    assert len(report.replaced) == 1 and report.warnings == []
+    found = torch.fx.Interpreter(torch.fx.GraphModule({}, graph)).run(*given.values(), torch.zeros(()))
+    exact = [x.clone().requires_grad_() for x in (q, k, v)]
+    want = torch.autograd.grad(sdpa(*exact, attn_mask=seen), exact, given["d_out"])
+    torch.testing.assert_close(found, want, rtol=1e-4, atol=1e-4)
 
 
 def additive(seen: torch.Tensor) -> torch.Tensor:
