@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ LARGEST_PART = 2**27
 SAMPLES = 48
 
 
+@functools.cache
 def activations() -> Mapping[str, Callable[[torch.Tensor], torch.Tensor]]:
     """Each activation of an epilogue as torch computes it."""
     import torch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
 
+@functools.cache
 def activations() -> Mapping[str, Callable[[torch.Tensor], torch.Tensor]]:
     """Each activation of an epilogue as torch computes it."""
     import torch
