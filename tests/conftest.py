@@ -40,6 +40,8 @@ def pytest_collection_finish() -> None:
     """Poison torch for the whole run once a collected test has imported it: a kernel that leaves part of its output
     unwritten then gives NaN rather than what lay in memory."""
     gc.freeze()
+    # what is frozen does not count, so that what a test keeps (a tree of every file, say) would be looked through often
+    gc.set_threshold(50_000, 20)
     gc.enable()
     if "torch" in sys.modules:
         import torch
