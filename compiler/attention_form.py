@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kernelwright.compiler.operands import DTYPE_NAMES, fp32_error_budget
+from kernelwright.compiler.operands import DETERMINISTIC, DTYPE_NAMES, fp32_error_budget, sums_in_order
 from kernelwright.errors import InvalidWorkload, UnsupportedDtype
 from kernelwright.kernels.attention.layout import dense_strides
 from kernelwright.kernels.attention.workload import attention_workload
@@ -43,6 +43,7 @@ class Form:
     options: Options
     kv_shared: bool
     mask_gradient: bool = False
+    deterministic: bool = False
 
     def meta(self) -> dict[str, torch.Tensor]:
         """Tensors like those of the call, without memory."""
@@ -88,6 +89,7 @@ class Form:
             "alibi": "alibi" in tensors,
             "sinks": "sinks" in tensors,
             "kv_shared": self.kv_shared and not backward,
+            DETERMINISTIC: self.deterministic,
         }
         if mask is not None:
             found["mask"] = "bool" if mask.dtype is torch.bool else "additive"
@@ -117,7 +119,7 @@ def form_of(inputs: Mapping[str, torch.Tensor], options: Options, *, mask_gradie
     forms = tuple(
         (name, x.shape, x.stride(), x.dtype, x.data_ptr() % ALIGNMENT // x.element_size()) for name, x in inputs.items()
     )
-    return Form(forms, options, shared, mask_gradient)
+    return Form(forms, options, shared, mask_gradient, bool(sums_in_order()))
 
 
 def out_layout(q: torch.Tensor) -> str:

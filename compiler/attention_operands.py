@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 import torch
 
-from kernelwright.compiler.operands import DTYPE_NAMES, fp32_error_budget
+from kernelwright.compiler.operands import DTYPE_NAMES, fp32_error_budget, sums_in_order
 from kernelwright.errors import InvalidWorkload, UnsupportedDtype
 from kernelwright.kernels.attention.layout import dense_strides
 from kernelwright.kernels.attention.workload import attention_workload
@@ -66,6 +66,7 @@ def workload_of(tensors: Mapping[str, torch.Tensor], call: Call) -> Workload:
         mask_dims=None if mask is None else mask_dims(mask),
         lse=call.lse,
         direction="backward" if call.backward else None,
+        deterministic=bool(sums_in_order()),
     )
 
 

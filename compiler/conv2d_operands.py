@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from kernelwright.compiler.operands import DTYPE_NAMES, TF32_ERROR_BUDGET
+from kernelwright.compiler.operands import DETERMINISTIC, DTYPE_NAMES, TF32_ERROR_BUDGET, sums_in_order
 from kernelwright.errors import InvalidWorkload, UnsupportedDtype
 from kernelwright.kernels.conv2d.layout import dense_strides
 from kernelwright.kernels.conv2d.workload import conv2d_workload
@@ -74,6 +74,7 @@ def workload_of(
         direction=direction,
         layouts=layouts_of(tensors),
         error_budget=_error_budget(x.dtype),
+        attributes={DETERMINISTIC: True} if torch.backends.cudnn.deterministic else sums_in_order(),
     )
 
 

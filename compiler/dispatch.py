@@ -4,6 +4,7 @@ a service says, whichever knows better."""
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -13,14 +14,16 @@ from typing import Protocol, runtime_checkable
 import torch
 from sqlalchemy import make_url
 
+from kernelwright.compiler.operands import DETERMINISTIC
 from kernelwright.db.engine import default_url
 from kernelwright.db.store import Store
 from kernelwright.errors import DatabaseUnavailable
+from kernelwright.kernels import get_operator
 from kernelwright.kernels.device import named_device, present_device
 from kernelwright.kernels.triton_adapter import current_toolchain
 from kernelwright.search.answer import Answer, find_winner
 from kernelwright.search.timing import TIMER_VERSION
-from kernelwright.types import DeviceSpec, Toolchain, TuningRecord, Workload, digest
+from kernelwright.types import DeviceSpec, FrozenMap, Toolchain, TuningRecord, Workload, digest
 
 CERTAINTY = ("measured", "stale", "nearest", "predicted", "vendor")
 """Kinds of answer, the most certain first."""
@@ -71,7 +74,7 @@ class MostCertain:
 
     def __call__(self, workload: Workload) -> Answer:
         """The answer that counts."""
-        return min((source(workload) for source in self._sources), key=lambda answer: CERTAINTY.index(answer.how))
+        return min((source(workload) for source in self._sources), key=_certainty)
 
     @property
     def state(self) -> str:
@@ -96,8 +99,19 @@ class RecordedAnswers:
     def __call__(self, workload: Workload) -> Answer:
         """What is fastest for the workload; a miss is an answer too."""
         if workload not in self._answers:
-            self._answers[workload] = find_winner(workload, self._device, self, toolchain=self._toolchain)
+            answer = find_winner(workload, self._device, self, toolchain=self._toolchain)
+            self._answers[workload] = min(answer, self._in_order(workload) or answer, key=_certainty)
         return self._answers[workload]
+
+    def _in_order(self, workload: Workload) -> Answer | None:
+        """For sums in a fixed order: what is known of them in any, if its schedule adds up in a fixed one anyway."""
+        if not workload.attributes.get(DETERMINISTIC):
+            return None
+        others = FrozenMap({name: value for name, value in workload.attributes.items() if name != DETERMINISTIC})
+        answer = self(dataclasses.replace(workload, attributes=others))
+        space = get_operator(workload.operator).space(workload, self._device)
+        fits = answer.schedule is not None and not space.why_illegal(answer.schedule)
+        return dataclasses.replace(answer, workload=workload) if fits else None
 
     @property
     def state(self) -> str:
@@ -113,6 +127,10 @@ class RecordedAnswers:
         """See `kernelwright.search.answer.Records`; all there are, because sorting them out is cheap here."""
         family = self._by_family.get(_family(workload), [])
         return [r for r in family if r.device.key == device_key and r.workload.dims != workload.dims]
+
+
+def _certainty(answer: Answer) -> int:
+    return CERTAINTY.index(answer.how)
 
 
 def device_of(name: str | None) -> DeviceSpec:

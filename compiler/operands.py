@@ -7,10 +7,13 @@ from collections.abc import Sequence
 import torch
 
 from kernelwright.errors import InvalidWorkload, UnsupportedDtype
-from kernelwright.types import FrozenMap, Workload
+from kernelwright.types import FrozenMap, Scalar, Workload
 
 DTYPE_NAMES = {torch.float16: "fp16", torch.bfloat16: "bf16", torch.float32: "fp32"}
 """Element types that our kernels compute, with their names in a workload."""
+
+DETERMINISTIC = "deterministic"
+"""The attribute of a workload whose sums have a fixed order."""
 
 TF32_ERROR_BUDGET = 1e-3
 """Error budget of an fp32 product where torch may compute it in TF32: a little over the error of TF32 itself."""
@@ -43,6 +46,7 @@ def workload_of(
         FrozenMap({"a": name, "b": name, "out": name}),
         FrozenMap({"a": layout_of(a), "b": layout_of(b), "out": "row"}),
         tuple(epilogue),
+        FrozenMap(sums_in_order()),
         error_budget=fp32_error_budget(a.dtype),
     )
 
@@ -64,6 +68,7 @@ def batched_workload_of(
         FrozenMap({"a": name, "b": name, "out": name}),
         FrozenMap({"a": batched_layout_of(a), "b": batched_layout_of(b), "out": "row"}),
         tuple(epilogue),
+        FrozenMap(sums_in_order()),
         error_budget=fp32_error_budget(a.dtype),
     )
 
@@ -98,6 +103,12 @@ def _check_types(a: torch.Tensor, b: torch.Tensor, bias: torch.Tensor | None, ou
         raise InvalidWorkload(
             f"the bias must be a dense vector of {columns}, got shape {tuple(bias.shape)}, strides {bias.stride()}"
         )
+
+
+def sums_in_order() -> dict[str, Scalar]:
+    """The attribute that keeps out kernels which add up in no fixed order, where torch is told to give the same numbers
+    each time (torch.use_deterministic_algorithms); dynamo compiles again where that changes."""
+    return {DETERMINISTIC: True} if torch.are_deterministic_algorithms_enabled() else {}
 
 
 def fp32_error_budget(dtype: torch.dtype) -> float | None:
