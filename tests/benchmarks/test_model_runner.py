@@ -131,12 +131,14 @@ def test_a_run_goes_on_with_what_its_file_lacks(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(run_compile, "told", lambda row: [])
     monkeypatch.setattr(run_compile, "write", lambda out, rows, before: out.write_text(json.dumps({"rows": rows})))
     monkeypatch.setattr(run_compile.report, "clocks", lambda: "")
+    monkeypatch.setattr(run_compile.report, "origin", lambda: {"commit": "this"})
     words = ["x", "--models", "done,part,new", "--modes", "default,ours", "--resume", "--out", str(out)]
     monkeypatch.setattr(sys, "argv", words)
     run_compile.main()
     assert ran == ["part", "new"]
-    # what came further before stays
-    assert json.loads(out.read_text())["rows"] == [*before, row("new", default=2.0, ours=2.0)]
+    # what came further before stays, and what is new tells where it is from
+    new = {**row("new", default=2.0, ours=2.0), "measured": {"commit": "this"}}
+    assert json.loads(out.read_text())["rows"] == [*before, new]
 
 
 def test_runs_are_put_together_row_by_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import sys
+from collections import Counter
 from types import ModuleType
 from typing import Any
 
@@ -13,6 +15,7 @@ from torch.nn import functional
 from kernelwright.compiler.collect import collect_workloads, load_model
 from kernelwright.compiler.passes.rival import TENSOR_STEPS
 from kernelwright.errors import UsageError
+from kernelwright.types import Workload
 
 model_run = pytest.importorskip("model_run")
 
@@ -33,6 +36,12 @@ TRAINING = [f"{name}:training" for name in ("llama_block", "resnet50", "unet", "
 def made(name: str) -> tuple[Any, Any]:
     pytest.importorskip(LIBRARIES.get(name.partition(":")[0], "torch"))
     return load_model(model_run.target_of(name))
+
+
+@functools.cache
+def collected(name: str) -> tuple[Counter[Workload], list[str]]:
+    """The workloads of a model, and what has none."""
+    return collect_workloads(*made(name))
 
 
 def on_the_cpu(name: str, monkeypatch: pytest.MonkeyPatch, **sizes: Any) -> ModuleType:
@@ -64,7 +73,7 @@ def test_models_are_there(name: str) -> None:
 )
 def test_every_product_of_a_model_has_a_workload(name: str, places: int) -> None:
     """Products that share an operand count once more, as the one that they could be."""
-    found, left_out = collect_workloads(*made(name))
+    found, left_out = collected(name)
     # what reads a tensor of its result's size is counted without it, too
     twice = sum(calls for workload, calls in found.items() if any(step in TENSOR_STEPS for step in workload.epilogue))
     assert left_out == [] and found.total() - twice == places
@@ -72,14 +81,14 @@ def test_every_product_of_a_model_has_a_workload(name: str, places: int) -> None
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would run the whole model")
 def test_masks_that_transformers_makes_are_known_to_be_causal() -> None:
-    found, _ = collect_workloads(*made("gpt2"))
+    found, _ = collected("gpt2")
     (attention,) = [workload for workload in found if workload.operator == "attention"]
     assert attention.attributes["causal"] == "bottom_right" and "mask" not in attention.attributes
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="would run the whole model")
 def test_a_training_step_takes_gradients_of_products_and_attention() -> None:
-    found, _ = collect_workloads(*made("llama_block:training"))
+    found, _ = collected("llama_block:training")
     directions = [w.attributes.get("direction") for w in found if w.operator == "attention"]
     assert sorted(map(str, directions)) == ["None", "backward"]
 

@@ -123,9 +123,12 @@ class FakeTimer:
 
 
 def run(
-    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float = 300, **plan: Any
+    source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float = 300, first: bool = False, **plan: Any
 ) -> list[dict[str, Any]]:
-    """The rows of a model with this source, compiled on the CPU, as they came."""
+    """The rows of a model with this source, compiled on the CPU, as they came. first: whether Inductor is really
+    started before, which compiles two small graphs."""
+    if not first:
+        monkeypatch.setattr(model_run, "started", lambda device, plan: {"default": 0.1, "ours": 0.1})
     file = tmp_path / "small.py"
     file.write_text(source)
     monkeypatch.setattr(model_run, "target_of", lambda name: str(file))
@@ -165,8 +168,8 @@ inputs = torch.ones(4, 8, dtype=torch.bfloat16), torch.tensor([0, 3, 2, 1])
 
 
 def test_a_model_is_run_from_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = run(INFERENCE, tmp_path, monkeypatch)[-1]
-    assert row["mode"] == "inference"
+    row = run(INFERENCE, tmp_path, monkeypatch, first=True)[-1]
+    assert row["mode"] == "inference" and row["start_s"].keys() == {"default", "ours"} and all(row["start_s"].values())
     for one in row["contenders"].values():
         assert "failure" not in one and one["peak_gb"] == 0.75 and one["compile_s"] > 0 and one["error"] < 1e-2
         assert "gradient_error" not in one
