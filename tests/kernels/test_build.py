@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,7 @@ from kernelwright.kernels.built import is_built
 from kernelwright.kernels.child_process import ChildDied, ChildProcess
 from kernelwright.kernels.device import named_device
 from kernelwright.kernels.matmul.workload import matmul_workload
+from kernelwright.kernels.nursery import Nursery
 from kernelwright.types import FrozenMap, Schedule, Workload
 
 BAD = Path(__file__).parents[1] / "assets" / "bad_templates"
@@ -32,11 +33,30 @@ def fault(name: str) -> Schedule:
 
 
 @pytest.fixture(scope="module")
-def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BuildPool]:
+def forking() -> Iterator[Callable[..., BuildPool]]:
+    """Makes a pool of one compiler that is a fork, as those of larger pools are: many a test here ends its compiler,
+    and the next one need not import torch and triton again."""
     with pytest.MonkeyPatch.context() as patch:
         patch.syspath_prepend(BAD)
+        nursery = Nursery("kernelwright.kernels.build:builder", build_module._CHILD_ENV)
+
+        def fork(*args: Any, **options: Any) -> ChildProcess:
+            return ChildProcess(*args, **{**options, "nursery": nursery})
+
+        def make(**options: Any) -> BuildPool:
+            with pytest.MonkeyPatch.context() as children:
+                children.setattr(build_module, "ChildProcess", fork)
+                return BuildPool(1, planner="kw_bad_template:plan", **options)
+
+        yield make
+        nursery.close()
+
+
+@pytest.fixture(scope="module")
+def pool(forking: Callable[..., BuildPool], tmp_path_factory: pytest.TempPathFactory) -> Iterator[BuildPool]:
+    with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
-        with BuildPool(1, timeout_s=20.0, planner="kw_bad_template:plan") as pool:
+        with forking(timeout_s=20.0) as pool:
             yield pool
 
 
@@ -170,9 +190,8 @@ def test_closing_the_iterator_drops_the_rest(pool: BuildPool) -> None:
     assert pool.build(ANY_WORKLOAD, fault("none"), H100).registers > 0
 
 
-def test_a_compiler_that_hangs_is_stopped_by_the_clock_or_by_closing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(BAD)
-    pool = BuildPool(1, timeout_s=0.5, planner="kw_bad_template:plan")
+def test_a_compiler_that_hangs_is_stopped_by_the_clock_or_by_closing(forking: Callable[..., BuildPool]) -> None:
+    pool = forking(timeout_s=0.5)
     with pytest.raises(BuildFailed, match=r"stopped after 0.5 s on planted\(fault=hang\)"):
         pool.build(ANY_WORKLOAD, fault("hang"), H100)
     results = pool.build_all(ANY_WORKLOAD, [fault("hang")] * 50, H100)
