@@ -73,7 +73,8 @@ class AttentionForward:
             operands = {"q": f.q, "k": f.k, "v": f.v, **_mask_node(graph, f)}
             out, *logs = (value_of(item) for item in kept)
             rows = value_of(f.q).shape[:3]
-            nodes = emit_call(graph, workload, answer, operands, [out, *(log.new_empty(rows) for log in logs)])
+            results = [out, *(log.new_empty(rows) for log in logs)]
+            nodes = emit_call(graph, workload, answer, operands, results, self.node)
             if logs and logs[0].dim() == 4:
                 nodes[1] = emit(graph, aten.view.default, (nodes[1], list(logs[0].shape)), nodes[1])
         for item, node in zip(kept, nodes, strict=True):
@@ -131,7 +132,7 @@ class AttentionBackward:
             items = [item_of(self.node, place) for place in range(3)]
             like = (q, k, v)
             results = [value_of(item or like[place]) for place, item in enumerate(items)]
-            nodes = emit_call(graph, workload, answer, operands, results)
+            nodes = emit_call(graph, workload, answer, operands, results, self.node)
         for item, node in zip(items, nodes, strict=True):
             if item is not None:
                 item.replace_all_uses_with(node)

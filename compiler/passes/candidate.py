@@ -104,16 +104,21 @@ def hold(call: Node) -> Node:
 
 
 def emit_call(
-    graph: Graph, workload: Workload, answer: Answer, operands: Mapping[str, Node], results: Sequence[torch.Tensor]
+    graph: Graph,
+    workload: Workload,
+    answer: Answer,
+    operands: Mapping[str, Node],
+    results: Sequence[torch.Tensor],
+    like: Node,
 ) -> list[Node]:
-    """Nodes of our kernel's results, which lie as the fake tensors `results` do, at the insertion point."""
+    """Nodes of our kernel's results, which lie as the fake tensors `results` do, at the insertion point. like: the
+    operator that it takes over, whose annotations say where it runs, and whether it is computed again."""
     assert answer.schedule is not None
     names = tuple(operands)
-    first = operands[names[0]]
     forms = written_forms([Form.of(result) for result in results])
     texts = (json.dumps(part.to_json(), sort_keys=True) for part in (workload, answer.schedule))
     args: Any = ([operands[name] for name in names], ",".join(names), *texts, forms)
-    call = hold(emit(graph, CALL, args, first))
+    call = hold(emit(graph, CALL, args, like))
     return [emit(graph, operator.getitem, (call, place), call) for place in range(len(results))]
 
 

@@ -75,7 +75,7 @@ class Forward:
             if self.last:
                 x = emit(graph, aten.clone.default, (x,), x, {"memory_format": LAST})  # type: ignore[arg-type]
             operands = {"x": x, "w": w, **vectors, **self._tensors()}
-            (result,) = emit_call(graph, workload, answer, operands, [value_of(start)])  # type: ignore[arg-type]
+            (result,) = emit_call(graph, workload, answer, operands, [value_of(start)], start)  # type: ignore[arg-type]
         end.replace_all_uses_with(result)
         for node in (*reversed(self.tail.nodes), start):
             graph.erase_node(node)
@@ -116,7 +116,7 @@ class Gradient:
     def replace(self, graph: Graph, answer: Answer) -> None:
         """See `Candidate`."""
         with graph.inserting_before(self.node):
-            (result,) = emit_call(graph, self.workload(), answer, self._operands(), [value_of(self.item)])
+            (result,) = emit_call(graph, self.workload(), answer, self._operands(), [value_of(self.item)], self.node)
         self.item.replace_all_uses_with(result)
         graph.erase_node(self.item)
         if not self.node.users:

@@ -72,11 +72,11 @@ class Chain:
         start, end = self.tail.start, self.end
         workload, shape = self.workload(), list(value_of(start).shape)
         with graph.inserting_before(end):
-            tensors = [_viewed(graph, node, shape) for node in self.tail.tensors]
+            tensors = [_viewed(graph, node, shape, start) for node in self.tail.tensors]
             operands = {"a": self.a, "b": self.b, **emit_vectors(graph, self.tail, self.bias)}
             operands |= dict(zip(self._names(), tensors, strict=True))
-            (result,) = emit_call(graph, workload, answer, operands, [value_of(start)])
-            result = _viewed(graph, result, list(value_of(end).shape))
+            (result,) = emit_call(graph, workload, answer, operands, [value_of(start)], start)
+            result = _viewed(graph, result, list(value_of(end).shape), start)
         end.replace_all_uses_with(result)
         for node in (*reversed(self.tail.nodes), start):
             graph.erase_node(node)
@@ -123,8 +123,8 @@ def _batched(node: Node) -> list[Candidate]:
     return [Chain(tail, a, b) for tail in reversed(found)]  # type: ignore[arg-type]
 
 
-def _viewed(graph: Graph, node: Node, shape: list[int]) -> Node:
-    return node if list(value_of(node).shape) == shape else emit(graph, aten.view.default, (node, shape), node)
+def _viewed(graph: Graph, node: Node, shape: list[int], like: Node) -> Node:
+    return node if list(value_of(node).shape) == shape else emit(graph, aten.view.default, (node, shape), like)
 
 
 def _is_row(vector: Node, matrix: Node, product: Node) -> bool:
