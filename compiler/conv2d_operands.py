@@ -19,7 +19,7 @@ ORDERS = ("nhwc", "nchw")
 
 @dataclasses.dataclass(frozen=True)
 class Geometry:
-    """How a two-dimensional convolution moves over its image; pairs are (vertical, horizontal)."""
+    """How a convolution moves over its image; pairs are (vertical, horizontal)."""
 
     stride: tuple[int, int]
     padding: tuple[int, int]
@@ -29,16 +29,18 @@ class Geometry:
     groups: int
 
     @classmethod
-    def of(cls, args: Sequence[Any]) -> Geometry:
+    def of(cls, args: Sequence[Any], dims: int = 2) -> Geometry:
         """From aten.convolution's arguments behind the bias: stride, padding, dilation, transposed, output_padding,
-        groups. InvalidWorkload for one that has not two dimensions, or whose numbers are not known yet."""
+        groups. dims: 1 for a line, which is an image of height 1 under a kernel of height 1. InvalidWorkload for
+        another number of dimensions, or where numbers are not known yet."""
         stride, padding, dilation, transposed, output_padding, groups = args
         pairs = (stride, padding, dilation, output_padding)
         if any(len(pair) not in (1, 2) for pair in pairs):
             raise InvalidWorkload(f"a convolution must have two dimensions, got {len(stride)}")
         if not all(isinstance(number, int) for number in (groups, *(x for pair in pairs for x in pair))):
             raise InvalidWorkload("the numbers of a convolution must be known before it runs")
-        step, pad, apart, extra = ((pair[0], pair[-1]) for pair in pairs)
+        still = (1, 0, 1, 0) if dims == 1 else [pair[0] for pair in pairs]
+        step, pad, apart, extra = ((first, pair[-1]) for first, pair in zip(still, pairs, strict=True))
         return cls(step, pad, apart, bool(transposed), extra, groups)
 
 

@@ -1,4 +1,7 @@
-"""Finds convolutions, with the batch norm, activation and residual behind them, and both gradients of convolutions."""
+"""Finds convolutions, with the batch norm, activation and residual behind them, and both gradients of convolutions.
+
+A convolution of lines [N, C, L] is one of images [N, C, 1, L]; its gradients are left to torch.
+"""
 
 from __future__ import annotations
 
@@ -52,14 +55,16 @@ class Forward:
         """See `Candidate`."""
         x, w, bias, *rest = self.tail.start.args
         out, end = value_of(self.tail.start), value_of(self.tail.end)
+        dims = out.dim() - 2
         if end.dtype != out.dtype or end.shape != out.shape or end.stride() != out.stride():
             raise InvalidWorkload("what follows the convolution lies otherwise in memory, or has another type")
         biased = bias is not None
-        image = value_of(x).clone(memory_format=LAST) if self.last else value_of(x)
-        tensors = {"x": image, "w": value_of(w), "out": out}
-        workload = workload_of(tensors, Geometry.of(rest), "forward", self.tail.epilogue(biased))
-        later = {name: Form.vector(out.shape[1]) for name in workload.epilogue if name in ("bias", "scale_vec")}
-        return check_nodes(workload, {"w": w, **self._tensors()}, later | {"x": Form.of(image)})  # type: ignore[dict-item]
+        image = value_of(x).clone(memory_format=LAST) if self.last else _image(value_of(x))
+        tensors = {"x": image, "w": _image(value_of(w)), "out": _image(out)}
+        workload = workload_of(tensors, Geometry.of(rest, dims), "forward", self.tail.epilogue(biased))
+        forms = {name: Form.vector(out.shape[1]) for name in workload.epilogue if name in ("bias", "scale_vec")}
+        forms |= {name: Form.of(_image(value_of(node))) for name, node in self._tensors().items()}
+        return check_nodes(workload, {}, forms | {name: Form.of(tensors[name]) for name in ("x", "w")})
 
     def obstacle(self) -> str:
         """See `Candidate`."""
@@ -74,8 +79,11 @@ class Forward:
             vectors = emit_vectors(graph, self.tail, bias)  # type: ignore[arg-type]
             if self.last:
                 x = emit(graph, aten.clone.default, (x,), x, {"memory_format": LAST})  # type: ignore[arg-type]
-            operands = {"x": x, "w": w, **vectors, **self._tensors()}
-            (result,) = emit_call(graph, workload, answer, operands, [value_of(start)], start)  # type: ignore[arg-type]
+            read = {"x": x, "w": w, **self._tensors()}
+            images = {name: _as_image(graph, node, start) for name, node in read.items()}  # type: ignore[arg-type]
+            (result,) = emit_call(graph, workload, answer, images | vectors, [_image(value_of(start))], start)
+            if value_of(start).dim() == 3:
+                result = emit(graph, aten.squeeze.dim, (result, 2), start)
         end.replace_all_uses_with(result)
         for node in (*reversed(self.tail.nodes), start):
             graph.erase_node(node)
@@ -83,6 +91,15 @@ class Forward:
     def _tensors(self) -> dict[str, Node]:
         names = numbered(self.tail.epilogue(self.tail.start.args[2] is not None), ("residual", "multiply"))
         return dict(zip(names, self.tail.tensors, strict=True))
+
+
+def _image(value: torch.Tensor) -> torch.Tensor:
+    """A line [N, C, L] as an image [N, C, 1, L]."""
+    return value.unsqueeze(2) if value.dim() == 3 else value
+
+
+def _as_image(graph: Graph, node: Node, like: Node) -> Node:
+    return emit(graph, aten.unsqueeze.default, (node, 2), like) if value_of(node).dim() == 3 else node
 
 
 @dataclasses.dataclass(frozen=True)
@@ -169,11 +186,12 @@ def _may_lie_channels_last(node: Node) -> bool:
 
 
 def _is_channels(vector: Node, image: Node, result: Node) -> bool:
-    """Whether a tensor [K, 1, 1] or [1, K, 1, 1] has a number for each channel of an image [N, K, P, Q], which is the
-    result of a convolution and no view of it in other sizes."""
+    """Whether a tensor [K, 1, 1] or [1, K, 1, 1] has a number for each channel of an image [N, K, P, Q], or [K, 1] or
+    [1, K, 1] of a line, which is the result of a convolution and no view of it in other sizes."""
     value, over = value_of(vector), value_of(image)
     if over.shape != value_of(result).shape or value.device != over.device:
         return False
-    if not value.dtype.is_floating_point or over.dim() != 4 or value.dim() not in (3, 4):
+    if not value.dtype.is_floating_point or over.dim() not in (3, 4) or value.dim() not in (over.dim() - 1, over.dim()):
         return False
-    return tuple(value.shape)[-3:] == (over.shape[1], 1, 1) and value.numel() == over.shape[1]
+    channels = (over.shape[1], *[1] * (over.dim() - 2))
+    return tuple(value.shape)[1 - over.dim() :] == channels and value.numel() == over.shape[1]

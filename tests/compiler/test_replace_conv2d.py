@@ -71,6 +71,57 @@ def test_plain_convolution(forced: Any, options: dict[str, Any], last: bool) -> 
     assert aten.convolution.default not in forced.targets()
 
 
+@pytest.mark.parametrize("last", [True, False], ids=["nlc", "ncl"])
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"bias": False, "stride": 2, "padding": 1}, {"dilation": 2, "padding": 3}, {"groups": 8}, {"kernel_size": 1}],
+    ids=str,
+)
+def test_a_line_is_an_image_of_height_one(forced: Any, options: dict[str, Any], last: bool) -> None:
+    torch.manual_seed(1)
+    layer = torch.nn.Conv1d(8, 16, **{"kernel_size": 3, **options})
+    line = torch.randn(2, 11, 8).transpose(1, 2) if last else torch.randn(2, 8, 11)
+    check(forced, layer, line)
+    (decision,) = forced.report.replaced
+    dims, told = decision.workload.dims, decision.workload.attributes
+    assert (dims["H"], dims["W"], dims["R"], dims["S"]) == (1, 11, 1, options.get("kernel_size", 3))
+    assert (told.get("pad_h", 0), told.get("pad_w", 0)) == (0, options.get("padding", 0))
+    assert aten.convolution.default not in forced.targets()
+
+
+def test_what_follows_a_line_is_taken_in(forced: Any) -> None:
+    torch.manual_seed(1)
+    norm = torch.nn.BatchNorm1d(16).eval()
+    torch.nn.init.uniform_(norm.running_var, 0.5, 1.5)  # type: ignore[arg-type]
+    layer, last = torch.nn.Conv1d(8, 16, 3, padding=1), torch.nn.Conv1d(16, 16, 1)
+    scale = torch.rand(16, 1)
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        y = functional.gelu(norm(layer(x)))
+        return torch.relu(last(y) * scale + y)
+
+    check(forced, model, torch.randn(2, 8, 11))
+    assert forced.epilogues() == [("scale_vec", "bias", "gelu"), ("scale_vec", "bias", "residual", "relu")]
+
+
+def test_a_transposed_line(forced: Any) -> None:
+    layer = torch.nn.ConvTranspose1d(8, 12, 3, stride=2, padding=1, output_padding=1)
+    check(forced, layer, torch.randn(2, 8, 7))
+    (decision,) = forced.report.replaced
+    told = decision.workload.attributes
+    assert (told["transposed"], told["output_pad_w"], told.get("output_pad_h", 0)) == (True, 1, 0)
+
+
+def test_gradients_of_a_line_are_left_to_torch(forced: Any) -> None:
+    torch.manual_seed(1)
+    layer, x = torch.nn.Conv1d(8, 16, 3), torch.randn(2, 8, 11)
+    want = torch.autograd.grad(layer(x).square().sum(), layer.parameters())
+    got = torch.autograd.grad(forced.compile(layer)(x).square().sum(), layer.parameters())
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
+    assert [one.workload.attributes.get("direction", "forward") for one in forced.report.replaced] == ["forward"]
+
+
 def test_transposed_convolution(forced: Any) -> None:
     layer = torch.nn.ConvTranspose2d(8, 12, 3, stride=2, padding=1, output_padding=1).to(memory_format=LAST)
     check(forced, layer, image(2, 8, 5, 6))
@@ -167,15 +218,14 @@ def test_value_that_others_use_is_kept(forced: Any) -> None:
     assert forced.epilogues() == [("bias",)]
 
 
-@pytest.mark.parametrize("what", ["fp64", "complex", "1d", "3d", "empty batch"])
+@pytest.mark.parametrize("what", ["fp64", "complex", "3d", "empty batch"])
 def test_what_no_kernel_takes_is_left_alone(forced: Any, what: str) -> None:
     x, w, function = image(2, 8, 6, 7), torch.randn(16, 8, 3, 3), functional.conv2d
     if what in ("fp64", "complex"):
         kind = torch.float64 if what == "fp64" else torch.complex64
         x, w = x.to(kind), w.to(kind)
-    elif what in ("1d", "3d"):
-        function = functional.conv1d if what == "1d" else functional.conv3d
-        x, w = (tensor[:, :, 0] if what == "1d" else tensor.unsqueeze(2) for tensor in (x, w))
+    elif what == "3d":
+        function, x, w = functional.conv3d, x.unsqueeze(2), w.unsqueeze(2)
     else:
         x = x[:0]
     with torch.no_grad():
