@@ -44,8 +44,12 @@ def build_winners(
 
 
 def _build(winners: Sequence[TuningRecord], processes: int) -> Iterator[Built]:
-    new = [one for one in winners if not is_built(one.workload, one.schedule, one.device)]
-    yield from (Built(one, HELD) for one in winners if one not in new)
+    new = []
+    for one in winners:
+        if is_built(one.workload, one.schedule, one.device):
+            yield Built(one, HELD)
+        else:
+            new.append(one)
     workers = min(processes, len(new))
     if not workers:
         return

@@ -16,12 +16,11 @@ from kernelwright.service.device_args import device_for_query
 from kernelwright.service.opening import open_store
 from kernelwright.service.settings import load_settings
 
-Operator = Annotated[str | None, typer.Option("--operator", help="Only this operator.")]
 Processes = Annotated[int | None, typer.Option("--processes", min=1, help="How many compile. [default: a core each]")]
 
 
 def build(
-    operator: Operator = None,
+    operator: options.MaybeOperator = None,
     hardware: options.Hardware = None,
     device: options.QueryDevice = None,
     processes: Processes = None,

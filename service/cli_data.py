@@ -28,7 +28,6 @@ Format = Annotated[
         help=f"{' or '.join(ARCHIVE_FORMATS)} (default: as the name ends); for other tools {', '.join(TOOL_FORMATS)}.",
     ),
 ]
-Operator = Annotated[str | None, typer.Option("--operator", help="Only this operator.")]
 
 db_app = typer.Typer(help="Look after the database.", no_args_is_help=True)
 
@@ -45,7 +44,7 @@ def devices(json: options.Json = False) -> None:
 def export(
     file: Annotated[Path, typer.Argument(help="File to write, or the folder for formats of other tools.")],
     form: Format = None,
-    operator: Operator = None,
+    operator: options.MaybeOperator = None,
     hardware: options.Hardware = None,
     db: options.Database = None,
     json: options.Json = False,

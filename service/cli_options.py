@@ -11,6 +11,7 @@ from kernelwright.types import FrozenMap
 
 Shape = Annotated[str, typer.Option("--shape", help="Sizes by name, such as M=2048,N=4096,K=4096.")]
 MaybeShape = Annotated[str | None, typer.Option("--shape", help="Sizes by name, such as M=2048,N=4096,K=4096.")]
+MaybeOperator = Annotated[str | None, typer.Option("--operator", help="Only this operator.")]
 Dtype = Annotated[str, typer.Option("--dtype", help="Element type of the operands.")]
 Layout = Annotated[
     str, typer.Option("--layout", help="For a matmul nt (an nn.Linear, the default), nn, tn or tt; by operator.")
