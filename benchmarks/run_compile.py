@@ -38,6 +38,10 @@ from kernelwright.search.child_runner import ChildRunner
 from kernelwright.search.timing import FINAL, TIMER_VERSION, Timer, median, paired_ratio
 from kernelwright.service.tuning import TuneRequest, tune_and_store
 
+SHARES = 2.0
+"""Even shares of the time left that a model may take with --together: a few that are done are worth more than many that
+are almost done."""
+
 
 def profiled_names(call: Any) -> list[str]:
     """Names of the GPU kernels that one call runs."""
@@ -161,8 +165,9 @@ def run_together(
         if end - now < LEAST_S:
             keep({"model": name, "ratio": None, "failure": "no time left"})
             continue
+        share = min(SHARES / (len(names) - place), 1) * (end - now)
         try:
-            run_model(name, plan, now + COMPILING * (end - now) / (len(names) - place), keep)
+            run_model(name, plan, now + COMPILING * share, keep)
         except Exception as error:
             keep({"model": name, "ratio": None, "failure": f"{type(error).__name__}: {error}"[:300]})
         torch.cuda.empty_cache()

@@ -83,7 +83,8 @@ def recognise(chain: Chain, activations: Activations) -> str | None:
             # comparisons, and what is counted of them
             return None
         known = _values_of(tuple(activations.values()))
-        same = torch.isclose(values, known, rtol=1e-6, atol=1e-9, equal_nan=True).all(1).tolist()
+        # torch 2.11's isclose does not broadcast its first argument with equal_nan
+        same = torch.isclose(values.expand_as(known), known, rtol=1e-6, atol=1e-9, equal_nan=True).all(1).tolist()
     return next((name for name, found in zip(activations, same, strict=True) if found), None)
 
 
