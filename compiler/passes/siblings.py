@@ -101,7 +101,8 @@ class Siblings:
         for node in (*self.weights, *self.biases):
             _move_before(node, first)
         text = "" if schedule is None else json.dumps(schedule.to_json(), sort_keys=True)
-        args: Any = (self.left, self.weights, self.biases, workload, text)
+        beside = side_by_side.beside([value_of(weight) for weight in self.weights])
+        args: Any = (self.left, self.weights, self.biases, workload, text, beside)
         with graph.inserting_before(first):
             wide = hold(emit(graph, MERGED, args, first))
             if step is not None:

@@ -25,7 +25,7 @@ def test_wider_product_runs_on_our_kernels(steps: tuple[str, ...], monkeypatch: 
     biases = list(torch.randn(48, generator=generator).split(24)) if "bias" in steps else []
     workload, device = matmul_workload(6, 48, 32, "fp32", epilogue=steps), named_device("h100")
     schedule = get_operator("matmul").templates["pointer"].space(workload, device).sample(random.Random(1), 1)[0]
-    got = MERGED(a, weights, biases, *(json.dumps(one.to_json()) for one in (workload, schedule)))
+    got = MERGED(a, weights, biases, *(json.dumps(one.to_json()) for one in (workload, schedule)), True)
     parts = [a @ weight + (biases[i] if biases else 0) for i, weight in enumerate(weights)]
     want = functional.silu(parts[0]) * parts[1] if "swiglu" in steps else torch.cat(parts, 1)
     torch.testing.assert_close(got, want, rtol=1e-3, atol=1e-3)
