@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from kernelwright.compiler import attention_ops, kernel_call, open_call, ops
+from kernelwright.compiler import attention_ops, kernel_call, merged_call, open_call, ops
 
-LIBRARIES = (ops.LIBRARY, kernel_call.LIBRARY, open_call.LIBRARY, attention_ops.LIBRARY)
+LIBRARIES = (ops.LIBRARY, kernel_call.LIBRARY, merged_call.LIBRARY, open_call.LIBRARY, attention_ops.LIBRARY)
 """The operators that a package may call; they are registered once this module is imported."""
 
 

@@ -64,22 +64,25 @@ def matmul(
     bias: torch.Tensor | None,
     epilogue: str,
     schedule_json: str,
-    out_dtype: torch.dtype,
+    out_dtype: str,
 ) -> torch.Tensor:
     """epilogue(a [M, K] @ b [K, N] + bias [N]) as a row-major [M, N], by our kernel where it can run.
 
     epilogue: steps joined by commas, such as "bias,gelu". schedule_json: Schedule.to_json as text, or for a
     number of rows that only a call tells {"device": its slug, "rows": schedules by the number they were measured at}.
+    out_dtype: torch's name of the result's element type, "bfloat16"; text, because packages of AOTInductor that torch
+    2.11 runs give an operator another type than the one that was written.
     """
-    out = torch.empty((a.shape[0], b.shape[1]), dtype=out_dtype, device=a.device)
+    dtype: torch.dtype = getattr(torch, out_dtype)
+    out = torch.empty((a.shape[0], b.shape[1]), dtype=dtype, device=a.device)
     if out.numel() == 0:
         return out
     signature = (a.shape, a.stride(), b.shape, b.stride(), a.dtype, bias is not None)
-    call = _call(signature, epilogue, schedule_json, out_dtype)
+    call = _call(signature, epilogue, schedule_json, dtype)
     inputs = {"a": a, "b": b} if bias is None else {"a": a, "b": b, "bias": bias}
     if call is not None and call.launch(inputs, out):
         return out
-    return by_torch(a, b, bias, epilogue, out_dtype)
+    return by_torch(a, b, bias, epilogue, dtype)
 
 
 def by_torch(
@@ -130,14 +133,14 @@ def _on_cpu(
     bias: torch.Tensor | None,
     epilogue: str,
     schedule_json: str,
-    out_dtype: torch.dtype,
+    out_dtype: str,
 ) -> torch.Tensor:
     # Triton, which takes a second to import, is only needed where it may interpret kernels.
     import triton
 
     if triton.knobs.runtime.interpret:
         return matmul(a, b, bias, epilogue, schedule_json, out_dtype)
-    return by_torch(a, b, bias, epilogue, out_dtype)
+    return by_torch(a, b, bias, epilogue, getattr(torch, out_dtype))
 
 
 def _shape_only(
@@ -146,15 +149,20 @@ def _shape_only(
     bias: torch.Tensor | None,
     epilogue: str,
     schedule_json: str,
-    out_dtype: torch.dtype,
+    out_dtype: str,
 ) -> torch.Tensor:
-    return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype)
+    return a.new_empty((a.shape[0], b.shape[1]), dtype=getattr(torch, out_dtype))
+
+
+def written_dtype(dtype: torch.dtype) -> str:
+    """An element type as the operator takes it."""
+    return str(dtype).removeprefix("torch.")
 
 
 def _defined() -> Any:
     library: Any = torch.library.Library("kernelwright", "DEF")
     library.define(
-        "matmul(Tensor a, Tensor b, Tensor? bias, str epilogue, str schedule_json, ScalarType out_dtype) -> Tensor",
+        "matmul(Tensor a, Tensor b, Tensor? bias, str epilogue, str schedule_json, str out_dtype) -> Tensor",
         tags=(torch.Tag.needs_exact_strides, torch.Tag.pt2_compliant_tag),
     )
     library.impl("matmul", at_device(matmul), "CUDA")

@@ -62,7 +62,8 @@ def replace(graph: Graph, node: Node, answers: Sequence[Answer]) -> None:
     *bias, a, b = node.args
     by_rows = {str(one.workload.dims["M"]): one.schedule.to_json() for one in answers if one.schedule is not None}
     table = json.dumps({"device": answers[0].device.slug, "rows": by_rows}, sort_keys=True)
-    args = (a, b, bias[0] if bias else None, "bias" if bias else "", table, value_of(node).dtype)
+    dtype = ops.written_dtype(value_of(node).dtype)
+    args = (a, b, bias[0] if bias else None, "bias" if bias else "", table, dtype)
     with graph.inserting_before(node):
         result = hold(emit(graph, ops.MATMUL, args, node))
     node.replace_all_uses_with(result)

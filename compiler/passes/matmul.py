@@ -113,12 +113,12 @@ def replace(graph: Graph, candidate: Product, answer: Answer) -> None:
     """Let our operator compute the candidate's value, and take out what did before."""
     assert answer.schedule is not None
     product, end = candidate.product, candidate.end
-    out = product.meta["val"].new_empty(product.meta["val"].shape, dtype=end.meta["val"].dtype)
+    sizes, dtype = product.meta["val"].shape, ops.written_dtype(end.meta["val"].dtype)
     schedule = json.dumps(answer.schedule.to_json(), sort_keys=True)
-    args = (candidate.a, candidate.b, candidate.bias, ",".join(candidate.epilogue), schedule, out.dtype)
+    args = (candidate.a, candidate.b, candidate.bias, ",".join(candidate.epilogue), schedule, dtype)
     with graph.inserting_before(end):
         result = hold(emit(graph, ops.MATMUL, args, product))
-        if end.meta["val"].shape != out.shape:
+        if end.meta["val"].shape != sizes:
             shape = list(end.meta["val"].shape)
             result = graph.call_function(aten.view.default, (result, shape))
             result.meta = dict(end.meta)

@@ -208,7 +208,7 @@ def test_a_package_runs_in_a_fresh_process(tmp_path: Path, recorder: Any) -> Non
 def test_an_exported_model_with_our_operators_is_torchs_to_save(tmp_path: Path) -> None:
     class Direct(torch.nn.Module):
         def forward(self, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
-            return ops.MATMUL(a, b, None, "relu", '{"template": "pointer", "knobs": {}}', torch.float32)
+            return ops.MATMUL(a, b, None, "relu", '{"template": "pointer", "knobs": {}}', "float32")
 
     a, b = torch.randn(4, 8), torch.randn(8, 4)
     torch.export.save(torch.export.export(Direct(), (a, b)), tmp_path / "direct.pt2")

@@ -61,7 +61,7 @@ def test_operator_takes_an_operand_cut_from_a_larger_one(template: str) -> None:
     workload = ops.workload_of(a, b, None, (), torch.float32)
     assert workload.layouts["a"] == "row:128"
     for schedule in MATMUL.templates[template].space(workload, H100).sample(random.Random(2), 2):
-        out = ops.MATMUL(a, b, None, "", json.dumps(schedule.to_json()), torch.float32)
+        out = ops.MATMUL(a, b, None, "", json.dumps(schedule.to_json()), "float32")
         torch.testing.assert_close(out, a @ b, rtol=1e-4, atol=1e-4)
 
 
