@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from kernelwright.compiler import prebuild, torch_calls
 from kernelwright.compiler.current_device import at_device
+from kernelwright.compiler.operands import written_dtype
 from kernelwright.errors import InvalidWorkload
 from kernelwright.kernels import get_operator
 from kernelwright.kernels.attention.operator import PORTABLE as PORTABLE_ATTENTION
@@ -171,7 +172,7 @@ def laid_out(tensor: torch.Tensor, form: Form) -> torch.Tensor:
 
 def written_forms(forms: Sequence[Form]) -> str:
     """Forms as text."""
-    return json.dumps([[form.sizes, form.strides, str(form.dtype).removeprefix("torch.")] for form in forms])
+    return json.dumps([[form.sizes, form.strides, written_dtype(form.dtype)] for form in forms])
 
 
 def read_forms(text: str) -> list[Form]:

@@ -19,6 +19,11 @@ TF32_ERROR_BUDGET = 1e-3
 """Error budget of an fp32 product where torch may compute it in TF32: a little over the error of TF32 itself."""
 
 
+def written_dtype(dtype: torch.dtype) -> str:
+    """torch's name of an element type, as our operators take it: "bfloat16"; getattr(torch, name) reads it."""
+    return str(dtype).removeprefix("torch.")
+
+
 def layout_of(tensor: torch.Tensor) -> str:
     """ "row", "col", "row:LD" or "col:LD" of a [rows, columns] tensor; InvalidWorkload for any other strides."""
     (rows, columns), (down, across) = tensor.shape, tensor.stride()

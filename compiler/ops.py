@@ -154,11 +154,6 @@ def _shape_only(
     return a.new_empty((a.shape[0], b.shape[1]), dtype=getattr(torch, out_dtype))
 
 
-def written_dtype(dtype: torch.dtype) -> str:
-    """An element type as the operator takes it."""
-    return str(dtype).removeprefix("torch.")
-
-
 def _defined() -> Any:
     library: Any = torch.library.Library("kernelwright", "DEF")
     library.define(

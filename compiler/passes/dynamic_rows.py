@@ -14,7 +14,7 @@ import torch
 from torch.fx import Graph, Node
 
 from kernelwright.compiler import ops
-from kernelwright.compiler.operands import workload_of
+from kernelwright.compiler.operands import workload_of, written_dtype
 from kernelwright.compiler.passes.candidate import emit, hold, is_known, value_of
 from kernelwright.errors import UsageError
 from kernelwright.search.answer import Answer
@@ -62,7 +62,7 @@ def replace(graph: Graph, node: Node, answers: Sequence[Answer]) -> None:
     *bias, a, b = node.args
     by_rows = {str(one.workload.dims["M"]): one.schedule.to_json() for one in answers if one.schedule is not None}
     table = json.dumps({"device": answers[0].device.slug, "rows": by_rows}, sort_keys=True)
-    dtype = ops.written_dtype(value_of(node).dtype)
+    dtype = written_dtype(value_of(node).dtype)
     args = (a, b, bias[0] if bias else None, "bias" if bias else "", table, dtype)
     with graph.inserting_before(node):
         result = hold(emit(graph, ops.MATMUL, args, node))

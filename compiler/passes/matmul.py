@@ -11,7 +11,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx import Graph, Node
 
 from kernelwright.compiler import ops
-from kernelwright.compiler.operands import workload_of
+from kernelwright.compiler.operands import workload_of, written_dtype
 from kernelwright.compiler.passes.candidate import emit, hold, worked_out_once
 from kernelwright.compiler.passes.pointwise import Chain, find_activation, skip_views
 from kernelwright.kernels.matmul.reference import activations
@@ -113,7 +113,7 @@ def replace(graph: Graph, candidate: Product, answer: Answer) -> None:
     """Let our operator compute the candidate's value, and take out what did before."""
     assert answer.schedule is not None
     product, end = candidate.product, candidate.end
-    sizes, dtype = product.meta["val"].shape, ops.written_dtype(end.meta["val"].dtype)
+    sizes, dtype = product.meta["val"].shape, written_dtype(end.meta["val"].dtype)
     schedule = json.dumps(answer.schedule.to_json(), sort_keys=True)
     args = (candidate.a, candidate.b, candidate.bias, ",".join(candidate.epilogue), schedule, dtype)
     with graph.inserting_before(end):
