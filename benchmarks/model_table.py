@@ -39,7 +39,10 @@ def merged(files: Iterable[Path]) -> list[Row]:
         for row in content["rows"]:
             new = {"measured": {name: content[name] for name in ("command", "commit", "date")}, **row}
             old = rows.get(row["model"])
-            rows[row["model"]] = new if old is None else _with_others(*sorted((new, old), key=_timed, reverse=True))
+            if old is None:
+                rows[row["model"]] = new
+            elif old["measured"] != new["measured"]:  # else one file went on from the other, and has its rows
+                rows[row["model"]] = _with_others(*sorted((new, old), key=_timed, reverse=True))
     return list(rows.values())
 
 
