@@ -55,7 +55,7 @@ from kernelwright.errors import DatabaseError, UsageError
 from kernelwright.kernels.triton_adapter import current_toolchain, renew_inductors_workers, settle_compiler
 from kernelwright.search.answer import Answer
 from kernelwright.search.timing import TIMER_VERSION
-from kernelwright.types import Workload, digest
+from kernelwright.types import Toolchain, Workload, digest
 
 TRUSTED = ("measured", "stale", "nearest")
 """Kinds of answer that come from a measurement, most certain first."""
@@ -260,10 +260,11 @@ def _read(job: Job | None, ours: Options, what: str, read: Callable[[], T]) -> T
     return job.once((what, _database(ours), device_of(ours.device).key), read)
 
 
-def known_pieces(ours: Options) -> KnownPieces:
-    """The times in the local database; none where it cannot be read, for whatever reason."""
+def known_pieces(ours: Options, toolchain: Toolchain | None = None) -> KnownPieces:
+    """The times in the local database, with this software (None: what is here); none where it cannot be read, for
+    whatever reason."""
     try:
-        return local_pieces(_database(ours), ours.device)
+        return local_pieces(_database(ours), ours.device, toolchain)
     except Exception as error:
         _log.info("no times of pieces: %s", error)
         return KnownPieces([])
@@ -280,15 +281,16 @@ def _no_answers(ours: Options) -> Answers:
     return RecordedAnswers([], device_of(ours.device), current_toolchain(TIMER_VERSION))
 
 
-def known_answers(ours: Options) -> Answers:
-    """The answers of the database and, where there is one, of the service; with a service no database is needed."""
+def known_answers(ours: Options, toolchain: Toolchain | None = None) -> Answers:
+    """The answers of the database and, where there is one, of the service; with a service no database is needed.
+    toolchain: what the kernels will run with, None for what is here."""
     db, url = _database(ours), _service(ours)
     if not url:
-        return local_answers(db, ours.device)
-    key, toolchain = os.environ.get("KERNELWRIGHT_API_KEY"), current_toolchain(TIMER_VERSION)
-    asked = service_answers(Source(url, device_of(ours.device), toolchain, key, ours.wait))
+        return local_answers(db, ours.device, toolchain)
+    key, software = os.environ.get("KERNELWRIGHT_API_KEY"), toolchain or current_toolchain(TIMER_VERSION)
+    asked = service_answers(Source(url, device_of(ours.device), software, key, ours.wait))
     try:
-        return MostCertain([local_answers(db, ours.device), asked])
+        return MostCertain([local_answers(db, ours.device, toolchain), asked])
     except DatabaseError as error:
         _log.info("only the service is asked: %s", error)
         return asked

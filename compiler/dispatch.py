@@ -138,15 +138,18 @@ def device_of(name: str | None) -> DeviceSpec:
     return present_device(torch.cuda.current_device()) if name is None else named_device(name)
 
 
-def local_answers(url: str | None = None, device: str | None = None) -> RecordedAnswers:
-    """Answers from the database at `url` (None: the user's own) for a GPU by name (None: the present one).
+def local_answers(
+    url: str | None = None, device: str | None = None, toolchain: Toolchain | None = None
+) -> RecordedAnswers:
+    """Answers from the database at `url` (None: the user's own) for a GPU by name (None: the present one) with this
+    software (None: what is here).
 
     Raises DatabaseError when it cannot be read or there is none, UnknownDevice where there is no such GPU.
     """
     with opened(url) as store:
         spec = device_of(device)
         records = store.records(device_key=spec.key, limit=None, trusted=True)
-    return RecordedAnswers(records, spec, current_toolchain(TIMER_VERSION))
+    return RecordedAnswers(records, spec, toolchain or current_toolchain(TIMER_VERSION))
 
 
 @contextlib.contextmanager

@@ -5,7 +5,9 @@ The pass looks at a copy of each graph, so no GPU is needed: answers can be thos
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,11 +16,17 @@ from torch.fx import Graph
 
 from kernelwright.compiler.backend import Options, known_answers, known_pieces
 from kernelwright.compiler.collect import DEVICES, copied, load_model, visit
+from kernelwright.compiler.dispatch import device_of, opened
 from kernelwright.compiler.passes.replace import Replace
 from kernelwright.compiler.pieces import Pieces
 from kernelwright.compiler.report import Decision, Report
+from kernelwright.compiler.service_answers import Source
+from kernelwright.errors import DatabaseError, ServiceError
+from kernelwright.kernels.device import gpu_count, present_device
+from kernelwright.kernels.triton_adapter import current_toolchain
 from kernelwright.search.answer import Answer
-from kernelwright.types import Workload
+from kernelwright.search.timing import TIMER_VERSION
+from kernelwright.types import Toolchain, TuningRecord, Workload
 
 
 def explain(
@@ -40,14 +48,35 @@ def explain(
 
 
 def explain_file(job: Mapping[str, Any]) -> dict[str, Any]:
-    """The decisions as JSON values: `products`, the same ones counted together, and `warnings`.
+    """The decisions as JSON values: `products`, the same ones counted together, `warnings`, and the `toolchain` that
+    the kernels are taken to run with.
 
     job: `target`, a model as for `load_model`, and the options `device`, `db` and `url` of the backend.
     """
     options = Options(**{name: job[name] for name in ("device", "db", "url")})
-    report = explain(*load_model(job["target"]), known_answers(options), options.how, known_pieces(options))
+    toolchain = software(options)
+    answers, pieces = known_answers(options, toolchain), known_pieces(options, toolchain)
+    report = explain(*load_model(job["target"]), answers, options.how, pieces)
     alike = Counter(dataclasses.replace(decision, node="") for decision in report.decisions)
-    return {"products": [_told(decision, calls) for decision, calls in alike.items()], "warnings": report.warnings}
+    products = [_told(decision, calls) for decision, calls in alike.items()]
+    return {"products": products, "warnings": report.warnings, "toolchain": toolchain.to_json()}
+
+
+def software(options: Options) -> Toolchain:
+    """What the kernels will run with: where a GPU of that name is here, the software here; elsewhere, that of the
+    newest record of one in the database or else of the service, and the software here where neither has any."""
+    here, device = current_toolchain(TIMER_VERSION), device_of(options.device)
+    if gpu_count() and present_device().key == device.key:
+        return here
+    with contextlib.suppress(DatabaseError), opened(options.db) as store:
+        for record in store.records(device_key=device.key, limit=1, trusted=True):
+            return record.toolchain
+    if options.url:
+        source = Source(options.url, device, here, os.environ.get("KERNELWRIGHT_API_KEY"), options.wait)
+        with contextlib.suppress(ServiceError), source.client() as client:
+            for found in client.records(hardware=device.slug):
+                return TuningRecord.from_json(found.record).toolchain
+    return here
 
 
 def _told(decision: Decision, calls: int) -> dict[str, Any]:

@@ -151,12 +151,12 @@ class AgreedPieces:
             return None
 
 
-def local_pieces(url: str | None, device: str | None) -> KnownPieces:
-    """The times in the database at `url` (None: the user's own) for a GPU by name (None: the present one) with the
-    software that is here. Raises as `kernelwright.compiler.dispatch.local_answers` does."""
+def local_pieces(url: str | None, device: str | None, toolchain: Toolchain | None = None) -> KnownPieces:
+    """The times in the database at `url` (None: the user's own) for a GPU by name (None: the present one) with this
+    software (None: what is here). Raises as `kernelwright.compiler.dispatch.local_answers` does."""
     with opened(url) as store:
         spec = device_of(device)
-        return KnownPieces(store.pieces(spec.key, current_toolchain(TIMER_VERSION).key))
+        return KnownPieces(store.pieces(spec.key, (toolchain or current_toolchain(TIMER_VERSION)).key))
 
 
 def unknown(wanted: Sequence[WantedPiece], known: Callable[[str], PieceTimes | None]) -> list[WantedPiece]:

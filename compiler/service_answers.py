@@ -62,9 +62,9 @@ class Source:
 
     @property
     def file(self) -> Path:
-        """The file of the answers of this service for this GPU."""
+        """The file of the answers of this service for this GPU and software: with another, a time may be stale."""
         folder = self.folder or platformdirs.user_cache_path("kernelwright") / "answers"
-        return folder / f"{digest([self.url, self.device.key])}.json"
+        return folder / f"{digest([self.url, self.device.key, self.toolchain.key])}.json"
 
     def client(self) -> Client:
         """A new client; UsageError for a URL that is none."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -45,11 +46,11 @@ def explain(
     for warning in found["warnings"]:
         to_stderr(f"warning: {warning}")
     if page is not None:
-        page.write_text(page_of(model, hardware, found["products"]), encoding="utf-8")
+        page.write_text(page_of(model, hardware, found), encoding="utf-8")
     if json:
         print_json(found)
         return
-    table = Table(*COLUMNS, title=headline(found["products"]))
+    table = Table(*COLUMNS, title=headline(found["products"]), caption=run_with(found["toolchain"]))
     for product in found["products"]:
         table.add_row(*cells(product))
     print_table(table)
@@ -62,6 +63,11 @@ def headline(products: list[dict[str, Any]]) -> str:
     return f"{ours} of {calls} products replaced, {saved:,.1f} us a step saved by the records' times"
 
 
+def run_with(toolchain: Mapping[str, Any]) -> str:
+    """What the kernels are taken to run with: times of other software would be stale."""
+    return f"with torch {toolchain['torch']}, Triton {toolchain['triton']}, driver {toolchain['driver']}"
+
+
 def cells(product: dict[str, Any]) -> tuple[str, ...]:
     """A product's row, as words."""
     times = ("-" if product[name] is None else f"{product[name]:.2f} us" for name in ("ours_us", "vendor_us"))
@@ -70,15 +76,16 @@ def cells(product: dict[str, Any]) -> tuple[str, ...]:
     return (str(product["calls"]), product["workload"] or "-", runs, *times, saved, product["reason"])
 
 
-def page_of(model: str, hardware: str, products: list[dict[str, Any]]) -> str:
-    """The table as a page of its own."""
+def page_of(model: str, hardware: str, found: Mapping[str, Any]) -> str:
+    """The table as a page of its own. found: what `kernelwright.compiler.explain.explain_file` gives."""
 
     def row(texts: tuple[str, ...], tag: str) -> str:
         return "<tr>" + "".join(f"<{tag}>{html.escape(text)}</{tag}>" for text in texts) + "</tr>"
 
     title = html.escape(f"{Path(model.partition(':')[0]).name} on {hardware}")
-    rows = "\n".join(row(cells(product), "td") for product in products)
-    return _PAGE.format(title=title, headline=html.escape(headline(products)), head=row(COLUMNS, "th"), rows=rows)
+    rows = "\n".join(row(cells(product), "td") for product in found["products"])
+    said = html.escape(f"{headline(found['products'])}, {run_with(found['toolchain'])}")
+    return _PAGE.format(title=title, headline=said, head=row(COLUMNS, "th"), rows=rows)
 
 
 _PAGE = """<!doctype html>

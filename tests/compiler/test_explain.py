@@ -2,27 +2,34 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import json
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from kernelwright.compiler import explain as explain_module
 from kernelwright.compiler.backend import Options, known_answers
 from kernelwright.compiler.collect import load_model
 from kernelwright.compiler.explain import explain, explain_file
 from kernelwright.compiler.piece_file import wanted_of
 from kernelwright.compiler.pieces import KnownPieces, WantedPiece
+from kernelwright.compiler.service_answers import Source
 from kernelwright.db.store import Store
+from kernelwright.errors import ServiceError
 from kernelwright.kernels.matmul.workload import matmul_workload
 from kernelwright.kernels.triton_adapter import current_toolchain
 from kernelwright.pieces import PieceTimes
 from kernelwright.search.timing import TIMER_VERSION
 from kernelwright.service import cli_explain
+from kernelwright.service.answering import tell_record
 from kernelwright.service.cli import main
+from kernelwright.service.schemas import RecordOut
 from kernelwright.types import TuningRecord
 
 MODEL = """
@@ -64,6 +71,54 @@ def test_the_same_products_are_counted_together(target: str, db: str) -> None:
     assert (first["calls"], first["replaced"], first["saved_us"]) == (2, True, 100.0)
     assert (second["calls"], second["replaced"], second["saved_us"]) == (1, False, 0.0)
     assert "torch.mm" in second["reason"] and found["warnings"] == []
+
+
+def elsewhere(record: TuningRecord, day: int, **software: str) -> TuningRecord:
+    """The record as another machine's, with other software, of another day."""
+    toolchain = dataclasses.replace(record.toolchain, driver="1.2.3", **software)
+    return dataclasses.replace(record, toolchain=toolchain, created_at=f"2026-02-{day:02d}T00:00:00Z")
+
+
+def test_a_gpu_elsewhere_runs_with_the_software_of_its_newest_record(
+    target: str, tmp_path: Path, record_of: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    url = f"sqlite:///{tmp_path / 'team.db'}"
+    many = record_of(matmul_workload(16, 64, 64, "fp16", epilogue=("bias",)))
+    once = record_of(matmul_workload(16, 32, 64, "fp16"))
+    with Store.open(url) as store:
+        store.put_winner(elsewhere(once, 1, torch="2.9.0"))
+        store.put_winner(elsewhere(many, 2, torch="2.10.0"))
+    job = {"target": target, "device": "h100", "db": url, "url": None}
+    found = explain_file(job)
+    assert (found["toolchain"]["torch"], found["toolchain"]["driver"]) == ("2.10.0", "1.2.3")
+    assert [product["replaced"] for product in found["products"]] == [True, False]
+    assert "stale" in found["products"][1]["reason"]
+    # with the GPU here its kernels run with what is here
+    monkeypatch.setattr(explain_module, "gpu_count", lambda: 1)
+    monkeypatch.setattr(explain_module, "present_device", lambda: many.device)
+    found = explain_file(job)
+    assert found["toolchain"] == current_toolchain(TIMER_VERSION).to_json()
+    assert [product["replaced"] for product in found["products"]] == [False, False]
+
+
+def test_a_service_says_with_what_software_its_records_came(
+    tmp_path: Path, record_of: Maker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = elsewhere(record_of(matmul_workload(16, 64, 64, "fp16")), 1, torch="2.10.0")
+    asked: list[str | None] = []
+
+    class Told:
+        def records(self, hardware: str) -> Iterator[RecordOut]:
+            asked.append(hardware)
+            if len(asked) == 3:
+                raise ServiceError("it is down")
+            yield from [tell_record(record)] if len(asked) == 1 else []
+
+    monkeypatch.setattr(Source, "client", lambda source: contextlib.nullcontext(Told()))
+    options = Options(db=f"sqlite:///{tmp_path / 'none.db'}", url="http://127.0.0.1:1", device="h100")
+    here = current_toolchain(TIMER_VERSION)
+    assert [explain_module.software(options) for _ in range(3)] == [record.toolchain, here, here]
+    assert asked == ["h100"] * 3
 
 
 def test_the_command_prints_a_table_json_and_a_page(

@@ -123,6 +123,14 @@ def test_many_are_asked_at_once_and_remembered_by_the_next_process(service: Serv
     assert service.asked == [200, 100] and again.state == answers.state
 
 
+def test_other_software_has_answers_of_its_own(service: Service, source: Source, record_of: Maker) -> None:
+    """What is remembered of one torch says nothing of the next one, with which the same times are stale."""
+    service.records = [record_of(WORKLOAD)]
+    newer = dataclasses.replace(source, toolchain=dataclasses.replace(TOOLCHAIN, torch="99.0"))
+    assert [ServiceAnswers(one)(WORKLOAD).how for one in (source, newer, source)] == ["measured", "stale", "measured"]
+    assert service.asked == [1, 1]
+
+
 def test_an_old_answer_is_asked_again(
     service: Service, source: Source, record_of: Maker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
