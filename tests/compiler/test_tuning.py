@@ -62,7 +62,7 @@ def tuner(tmp_path: Path, record_of: Maker, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(tuning, "tune_in_child", found)
     # there is no GPU here: the answers are those for an H100, and products on the CPU are replaced
     monkeypatch.setattr(backend_module, "device_of", lambda name: H100)
-    monkeypatch.setattr(backend_module, "local_answers", lambda db, device: local_answers(db, "h100"))
+    monkeypatch.setattr(backend_module, "local_answers", lambda db, device, toolchain: local_answers(db, "h100"))
     return found
 
 
