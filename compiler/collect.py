@@ -71,11 +71,24 @@ _NUMBERS = itertools.count(1)
 
 
 def load_model(target: str) -> tuple[Callable[..., Any], Sequence[Any]]:
-    """A model and its inputs from "model.py", which has `model` and `inputs` (a tensor or a tuple of them), or
-    "model.py:make", a function that returns both. UsageError when it has not."""
+    """A model and its inputs from "model.py", which has `model` and `inputs` (a tensor, a tuple of them, or a dict of
+    them by name), or "model.py:make", a function that returns both. UsageError when it has not."""
     path, _, name = target.partition(":")
     model, inputs = _load(Path(path), name)
+    if isinstance(inputs, Mapping):
+        return _ByName(model, list(inputs)), list(inputs.values())
     return model, inputs if isinstance(inputs, tuple | list) else (inputs,)
+
+
+class _ByName(torch.nn.Module):
+    """A model that takes its inputs by name, for those that have them in order."""
+
+    def __init__(self, model: Callable[..., Any], names: Sequence[str]) -> None:
+        super().__init__()
+        self.model, self.names = model, tuple(names)
+
+    def forward(self, *inputs: Any) -> Any:
+        return self.model(**dict(zip(self.names, inputs, strict=True)))
 
 
 def _load(path: Path, name: str) -> tuple[Callable[..., Any], Any]:

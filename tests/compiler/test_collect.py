@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -52,6 +54,20 @@ def test_training_counts_the_products_of_the_backward_pass_too() -> None:
     assert {workload.dims["K"] for workload in found} == {64, 16, 32}
 
 
+@pytest.mark.parametrize(
+    "returns", [lambda hidden, out: {"loss": out.square().sum(), "hidden": hidden}, lambda hidden, out: (hidden, [out])]
+)
+def test_training_is_counted_whatever_a_model_returns(returns: Callable[..., Any]) -> None:
+    first, second = (torch.nn.Linear(64, 64, bias=False, dtype=torch.float16) for _ in range(2))
+
+    def model(x: torch.Tensor) -> Any:
+        hidden = first(x)
+        return returns(hidden, second(torch.sin(hidden)))
+
+    found, _ = collect_workloads(model, [torch.zeros(16, 64, dtype=torch.float16)])
+    assert found.total() == 2 + 3
+
+
 def test_what_has_no_workload_is_told() -> None:
     with torch.no_grad():
         found, left_out = collect_workloads(Block(torch.float64), [torch.zeros(16, 64, dtype=torch.float64)])
@@ -64,6 +80,8 @@ model = torch.nn.Linear(64, 32, bias=False, dtype=torch.float16).requires_grad_(
 inputs = torch.zeros(16, 64, dtype=torch.float16)
 def make():
     return model, (inputs[:8],)
+def by_name():
+    return (lambda scale, x: model(x) * scale), {"x": inputs[:4], "scale": 2.0}
 """
 
 
@@ -71,7 +89,8 @@ def test_a_file_gives_its_model(tmp_path: Path) -> None:
     path = tmp_path / "model.py"
     path.write_text(MODEL)
     assert collect_file(str(path)) == ([{"workload": matmul_workload(16, 32, 64, "fp16").to_json(), "calls": 1}], [])
-    assert collect_file(f"{path}:make")[0][0]["workload"]["dims"]["M"] == 8
+    for name, rows in (("make", 8), ("by_name", 4)):
+        assert [entry["workload"]["dims"]["M"] for entry in collect_file(f"{path}:{name}")[0]] == [rows]
     path.write_text("model = 1")
     with pytest.raises(UsageError, match="has no inputs"):
         collect_file(str(path))
