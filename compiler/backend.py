@@ -287,13 +287,18 @@ def known_answers(ours: Options, toolchain: Toolchain | None = None) -> Answers:
     db, url = _database(ours), _service(ours)
     if not url:
         return local_answers(db, ours.device, toolchain)
-    key, software = os.environ.get("KERNELWRIGHT_API_KEY"), toolchain or current_toolchain(TIMER_VERSION)
-    asked = service_answers(Source(url, device_of(ours.device), software, key, ours.wait))
+    asked = service_answers(source_of(url, ours, toolchain))
     try:
         return MostCertain([local_answers(db, ours.device, toolchain), asked])
     except DatabaseError as error:
         _log.info("only the service is asked: %s", error)
         return asked
+
+
+def source_of(url: str, ours: Options, toolchain: Toolchain | None = None) -> Source:
+    """The service at `url` as it is asked, with the key that the environment has."""
+    key, software = os.environ.get("KERNELWRIGHT_API_KEY"), toolchain or current_toolchain(TIMER_VERSION)
+    return Source(url, device_of(ours.device), software, key, ours.wait)
 
 
 def _has_tensor_on(gm: torch.fx.GraphModule, example_inputs: Sequence[Any], devices: Sequence[str]) -> bool:

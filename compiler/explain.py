@@ -7,20 +7,18 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import os
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch.fx import Graph
 
-from kernelwright.compiler.backend import Options, known_answers, known_pieces
+from kernelwright.compiler.backend import Options, known_answers, known_pieces, source_of
 from kernelwright.compiler.collect import DEVICES, copied, load_model, visit
 from kernelwright.compiler.dispatch import device_of, opened
 from kernelwright.compiler.passes.replace import Replace
 from kernelwright.compiler.pieces import Pieces
 from kernelwright.compiler.report import Decision, Report
-from kernelwright.compiler.service_answers import Source
 from kernelwright.errors import DatabaseError, ServiceError
 from kernelwright.kernels.device import gpu_count, present_device
 from kernelwright.kernels.triton_adapter import current_toolchain
@@ -72,8 +70,7 @@ def software(options: Options) -> Toolchain:
         for record in store.records(device_key=device.key, limit=1, trusted=True):
             return record.toolchain
     if options.url:
-        source = Source(options.url, device, here, os.environ.get("KERNELWRIGHT_API_KEY"), options.wait)
-        with contextlib.suppress(ServiceError), source.client() as client:
+        with contextlib.suppress(ServiceError), source_of(options.url, options).client() as client:
             for found in client.records(hardware=device.slug):
                 return TuningRecord.from_json(found.record).toolchain
     return here
