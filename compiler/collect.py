@@ -11,10 +11,12 @@ import functools
 import importlib.util
 import itertools
 import sys
+import traceback
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch._inductor.lowering
@@ -44,11 +46,21 @@ def visit(
     """Run one step of the model (forward, and backward where it takes gradients) as it is, and show `look` each graph
     that the backend's pass would see, forward and backward together."""
     torch._dynamo.reset()
-    without_data = any(isinstance(tensor, torch.Tensor) and tensor.is_meta for tensor in inputs)
+    without_data = any(tensor.is_meta for tensor in _tensors(model, inputs, keywords))
     with as_on_a_gpu() if without_data else contextlib.nullcontext():
         result = torch.compile(model, backend=_backend(look, without_data), dynamic=False)(*inputs, **(keywords or {}))
         if isinstance(result, torch.Tensor) and result.requires_grad:
             result.sum().backward()
+
+
+def _tensors(
+    model: Callable[..., Any], inputs: Sequence[Any], keywords: Mapping[str, Any] | None
+) -> Iterator[torch.Tensor]:
+    """All tensors of a model and its inputs, however deep they lie in lists and dicts."""
+    leaves = torch.utils._pytree.tree_leaves((list(inputs), dict(keywords or {})))
+    yield from (leaf for leaf in leaves if isinstance(leaf, torch.Tensor))
+    if isinstance(model, torch.nn.Module):
+        yield from itertools.chain(model.parameters(), model.buffers())
 
 
 def collect_workloads(
@@ -97,17 +109,51 @@ def _load(path: Path, name: str) -> tuple[Callable[..., Any], Any]:
     sys.path.insert(0, str(path.resolve().parent))
     # a name of its own: torch's tracing remembers modules by name
     spec = importlib.util.spec_from_file_location(f"kernelwright_collected_{next(_NUMBERS)}", path)
-    assert spec is not None and spec.loader is not None
+    if spec is None or spec.loader is None:
+        raise UsageError(f"the model must be a Python file, whose name ends in .py, got {path}")
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
+    with _blamed(path):
+        spec.loader.exec_module(module)
     missing = [wanted for wanted in ([name] if name else ["model", "inputs"]) if not hasattr(module, wanted)]
     if missing:
         raise UsageError(
             f"{path} must define `model` and `inputs`, or a function that returns both, named as in {path.name}:make; "
             f"it has no {' and no '.join(missing)}"
         )
-    return getattr(module, name)() if name else (module.model, module.inputs)
+    if not name:
+        return _callable(path, "`model`", module.model), module.inputs
+    with _blamed(path):
+        made = _callable(path, name, getattr(module, name))()
+    if not isinstance(made, tuple | list) or len(made) != 2:
+        raise UsageError(f"{path}: {name} must return a model and its inputs, got {_shown(made)}")
+    return _callable(path, f"the model of {name}", made[0]), made[1]
+
+
+@contextlib.contextmanager
+def _blamed(path: Path) -> Iterator[None]:
+    """Tells in which line of the file an error came up. The file sees no arguments of the command line."""
+    try:
+        with mock.patch.object(sys, "argv", [str(path)]):
+            yield
+    except (Exception, SystemExit) as error:
+        frames = traceback.extract_tb(error.__traceback__)
+        lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
+        place = f"{path}, line {lines[-1]}" if lines else str(path)
+        said = f"{type(error).__name__}: {error}".removesuffix(": ")
+        raise UsageError(
+            f"the file of a model must import without an error and without arguments, but {place} raised {said}"
+        ) from error
+
+
+def _callable(path: Path, what: str, value: object) -> Callable[..., Any]:
+    if not callable(value):
+        raise UsageError(f"{path}: {what} must be something that can be called, got {_shown(value)}")
+    return value
+
+
+def _shown(value: object) -> str:
+    return f"{type(value).__name__} {str(value)[:80]}"
 
 
 def _backend(look: Callable[[Graph], None], without_data: bool) -> Callable[..., Any]:

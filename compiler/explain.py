@@ -19,6 +19,7 @@ from kernelwright.compiler.dispatch import device_of, opened
 from kernelwright.compiler.passes.replace import Replace
 from kernelwright.compiler.pieces import Pieces
 from kernelwright.compiler.report import Decision, Report
+from kernelwright.compiler.service_answers import service_answers
 from kernelwright.errors import DatabaseError, ServiceError
 from kernelwright.kernels.device import gpu_count, present_device
 from kernelwright.kernels.triton_adapter import current_toolchain
@@ -57,7 +58,9 @@ def explain_file(job: Mapping[str, Any]) -> dict[str, Any]:
     report = explain(*load_model(job["target"]), answers, options.how, pieces)
     alike = Counter(dataclasses.replace(decision, node="") for decision in report.decisions)
     products = [_told(decision, calls) for decision, calls in alike.items()]
-    return {"products": products, "warnings": report.warnings, "toolchain": toolchain.to_json()}
+    # the service as it was asked just now
+    said = service_answers(source_of(options.url, options, toolchain)).warnings if options.url else []
+    return {"products": products, "warnings": [*report.warnings, *said], "toolchain": toolchain.to_json()}
 
 
 def software(options: Options) -> Toolchain:

@@ -15,7 +15,9 @@ from torch.fx import Graph, Node
 
 @contextlib.contextmanager
 def as_on_a_gpu() -> Iterator[None]:
-    """Results of convolutions are channels_last where the image or the weight is, as cuDNN leaves them.
+    """Results of convolutions are channels_last where the image or the weight is, as cuDNN leaves them. Tensors that a
+    graph makes of numbers may be read: on the meta device `torch.tensor` makes them past the tracing (the empty cache
+    of keys in models of transformers).
 
     What torch remembers of operators on tensors without data is forgotten before and after.
     """
@@ -26,9 +28,17 @@ def as_on_a_gpu() -> Iterator[None]:
             return last
         return torch.contiguous_format
 
+    made = FakeTensorMode.__init__
+
+    def lenient(mode: FakeTensorMode, *args: Any, **options: Any) -> None:
+        made(mode, *args, **{**options, "allow_non_fake_inputs": True})
+
     FakeTensorMode.cache_clear()
     try:
-        with mock.patch.object(torch._C, "_conv_determine_backend_memory_format", chosen):
+        with (
+            mock.patch.object(torch._C, "_conv_determine_backend_memory_format", chosen),
+            mock.patch.object(FakeTensorMode, "__init__", lenient),
+        ):
             yield
     finally:
         FakeTensorMode.cache_clear()

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 import typer
 from rich.table import Table
+from rich.text import Text
 
 from kernelwright.errors import UsageError
 from kernelwright.kernels.child_process import ChildProcess, ChildRaised
@@ -45,15 +46,22 @@ def explain(
             raise UsageError(f"{model} cannot be explained: {error}") from error
     for warning in found["warnings"]:
         to_stderr(f"warning: {warning}")
-    if page is not None:
-        page.write_text(page_of(model, hardware, found), encoding="utf-8")
     if json:
         print_json(found)
-        return
-    table = Table(*COLUMNS, title=headline(found["products"]), caption=run_with(found["toolchain"]))
-    for product in found["products"]:
-        table.add_row(*cells(product))
-    print_table(table)
+    else:
+        table = Table(*COLUMNS, title=headline(found["products"]), caption=run_with(found["toolchain"]))
+        for product in found["products"]:
+            table.add_row(*(Text(text) for text in cells(product)))
+        print_table(table)
+    if page is not None:
+        _write(page, page_of(model, hardware, found))
+
+
+def _write(page: Path, text: str) -> None:
+    try:
+        page.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{page} cannot be written: {error.strerror or error}; choose another path") from error
 
 
 def headline(products: list[dict[str, Any]]) -> str:

@@ -98,6 +98,62 @@ def test_a_file_gives_its_model(tmp_path: Path) -> None:
         collect_file(str(tmp_path / "no.py"))
 
 
+FAULTS = {
+    "x = 1\nraise ValueError('gone')": "model.py, line 2 raised ValueError: gone",
+    "import sys\nsys.exit(3)": "model.py, line 2 raised SystemExit: 3",
+    "import no_such_module": "line 1 raised ModuleNotFoundError: No module named 'no_such_module'",
+    "model = (": "SyntaxError: '\\(' was never closed",
+    "model, inputs = 3, 4": "`model` must be something that can be called, got int 3",
+}
+MAKERS = {
+    "make = 3": "make must be something that can be called, got int 3",
+    "def make(size): pass": "raised TypeError: make\\(\\) missing 1 required positional argument",
+    "def make():\n    assert False": "model.py, line 2 raised AssertionError$",
+    "def make(): return len": "make must return a model and its inputs, got builtin_function",
+    "def make(): return 1, 2": "the model of make must be something that can be called, got int 1",
+}
+
+
+@pytest.mark.parametrize(
+    "text, name, told",
+    [(text, "", told) for text, told in FAULTS.items()] + [(text, ":make", told) for text, told in MAKERS.items()],
+)
+def test_a_file_with_a_fault_is_told_where(tmp_path: Path, text: str, name: str, told: str) -> None:
+    path = tmp_path / "model.py"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=told):
+        collect_file(f"{path}{name}")
+
+
+def test_a_file_sees_no_arguments_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["kernelwright", "explain", "--json"])
+    path = tmp_path / "model.py"
+    path.write_text(f"import argparse\nargparse.ArgumentParser().parse_args()\n{MODEL}")
+    assert len(collect_file(f"{path}:make")[0]) == 1
+
+
+class Halves(torch.nn.Module):
+    """Attention over a list of tensors, and what it makes of numbers itself, as a cache of keys begins."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = torch.nn.Linear(64, 64)
+
+    def forward(self, halves: list[torch.Tensor]) -> torch.Tensor:
+        x = self.inside(torch.cat([torch.tensor([], dtype=halves[0].dtype, device=halves[0].device), *halves]))
+        heads = x.view(1, 1, -1, 64)
+        return torch.nn.functional.scaled_dot_product_attention(heads, heads, heads)
+
+
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_tensors_inside_lists_may_have_no_data(device: str) -> None:
+    with torch.device(device), torch.no_grad():
+        model, halves = Halves().bfloat16(), [torch.zeros(64, 64, dtype=torch.bfloat16) for _ in range(2)]
+        found, left_out = collect_workloads(model, [halves])
+        assert collect_workloads(model, [], {"halves": halves})[0] == found
+    assert {workload.operator for workload in found} == {"matmul", "attention"} and left_out == []
+
+
 class Mixed(torch.nn.Module):
     """A convolution with its norm, and attention over its pixels."""
 

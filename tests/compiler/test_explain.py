@@ -155,6 +155,40 @@ def test_a_file_that_is_no_model_is_misuse(
     assert ended.value.code == 2 and "must be a Python file" in capsys.readouterr().err
 
 
+def test_a_page_that_cannot_be_written_is_misuse_and_the_table_is_told(
+    target: str, db: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], forked: Any, monkeypatch: Any
+) -> None:
+    monkeypatch.setattr(cli_explain, "ChildProcess", forked)
+    with pytest.raises(SystemExit) as ended:
+        main(["explain", target, "--db", db, "--html", str(tmp_path / "none" / "page.html")])
+    out, err = capsys.readouterr()
+    assert ended.value.code == 2 and "page.html cannot be written: No such file" in err and "2 of 3" in out
+
+
+def test_a_service_that_is_down_is_warned_of(target: str, db: str) -> None:
+    job = {"target": target, "device": "h100", "url": "http://127.0.0.1:1"}
+    for where, replaced in ((db, 2), (f"{db}.none", 0)):
+        found = explain_file({**job, "db": where})
+        assert "no answer from the service at http://127.0.0.1:1" in found["warnings"][0]
+        assert sum(product["calls"] for product in found["products"] if product["replaced"]) == replaced
+
+
+def test_words_in_brackets_stay_in_the_table(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    product = {"calls": 1, "workload": "conv2d[n=1]", "replaced": False, "reason": "why [/not]", "saved_us": 0.0}
+    found = {
+        "products": [{**product, "ours_us": None, "vendor_us": None}],
+        "warnings": [],
+        "toolchain": {"torch": "2", "triton": "3", "driver": "none"},
+    }
+    monkeypatch.setattr(cli_explain.ChildProcess, "call", lambda *_: found)
+    with pytest.raises(SystemExit) as ended:
+        main(["explain", "model.py"])
+    out = capsys.readouterr().out
+    assert ended.value.code == 0 and "conv2d[n=1]" in out and "why [/not]" in out
+
+
 def test_times_of_whole_pieces_decide(target: str, db: str) -> None:
     """By the record the linear layers are worth replacing; in their place they are not."""
     options = Options(db=db, device="h100")
