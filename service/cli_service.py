@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated
@@ -70,8 +71,22 @@ def serve(
         raise UsageError("--demo makes a database of its own, so --db must be left out")
     refuse_open(settings)
     configure_logs(settings.log_level, settings.log_format)
-    with demonstration(settings) if demo else contextlib.nullcontext(settings) as used:
+    with _unwound_by_sigterm(), demonstration(settings) if demo else contextlib.nullcontext(settings) as used:
         _serve(used, create_app(used))
+
+
+@contextlib.contextmanager
+def _unwound_by_sigterm() -> Iterator[None]:
+    """Inside, SIGTERM is an exception, so that what was made is deleted. uvicorn sends the signal again at its end."""
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _serve(settings: Settings, app: FastAPI) -> None:

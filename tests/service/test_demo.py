@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import signal
+import tempfile
 import time
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from kernelwright.db import JobRequest, JobState, Store
@@ -43,6 +46,23 @@ def test_it_serves_works_and_leaves_nothing(recorded: Path) -> None:
         unknown = store.submit(JobRequest(job.workload, "replay:a100"))
         assert wait_for_end(store, unknown.id) is JobState.FAILED
     assert not path.exists()
+
+
+def test_a_signal_to_end_leaves_nothing(recorded: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("KERNELWRIGHT_RECORDED", str(recorded))
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    during: list[Path] = []
+
+    def run(server: object) -> None:
+        """As uvicorn, which sends the signal again once it has ended."""
+        during.extend(tmp_path.glob("kernelwright-demo-*"))
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr("uvicorn.Server.run", run)
+    before = signal.getsignal(signal.SIGTERM)
+    assert CliRunner().invoke(app, ["serve", "--demo"]).exit_code == 128 + signal.SIGTERM
+    assert len(during) == 1 and not during[0].exists()
+    assert signal.getsignal(signal.SIGTERM) is before
 
 
 def test_trials_of_most_workloads_are_there(recorded: Path, tmp_path: Path) -> None:
