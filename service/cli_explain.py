@@ -16,6 +16,7 @@ from kernelwright.kernels.child_process import ChildProcess, ChildRaised
 from kernelwright.kernels.device import named_device
 from kernelwright.service import cli_options as options
 from kernelwright.service.cli_output import print_json, print_table, to_stderr
+from kernelwright.service.opening import open_store
 from kernelwright.service.settings import load_settings
 
 _EXPLAIN = "kernelwright.compiler.explain:explain_file"
@@ -38,6 +39,8 @@ def explain(
 ) -> None:
     """Tell, product by product, what torch.compile(backend="kernelwright") would do with a model; needs no GPU."""
     settings = load_settings(db=db, url=url)
+    if settings.url is None:
+        open_store(settings).close()
     job = {"target": model, "device": named_device(hardware).slug, "db": settings.db, "url": settings.url}
     with ChildProcess(_EXPLAIN) as child:
         try:

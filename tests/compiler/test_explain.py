@@ -22,6 +22,7 @@ from kernelwright.compiler.pieces import KnownPieces, WantedPiece
 from kernelwright.compiler.service_answers import Source
 from kernelwright.db.store import Store
 from kernelwright.errors import ServiceError
+from kernelwright.kernels.device import named_device
 from kernelwright.kernels.matmul.workload import matmul_workload
 from kernelwright.kernels.triton_adapter import current_toolchain
 from kernelwright.pieces import PieceTimes
@@ -134,6 +135,20 @@ def test_the_command_prints_a_table_json_and_a_page(
     table = text[text.index("<table>") : text.index("</table>") + len("</table>")]
     rows = [["".join(cell.itertext()) for cell in row] for row in ElementTree.fromstring(table).iter("tr")]
     assert rows[1][0] == "2" and rows[1][2:6] == ["our kernel", "50.00 us", "100.00 us", "100.00 us"]
+
+
+def test_a_new_database_has_the_winners_that_ship_with_us(
+    target: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], forked: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli_explain, "ChildProcess", forked)
+    with pytest.raises(SystemExit) as ended:
+        main(["explain", target, "--db", f"sqlite:///{tmp_path / 'new.db'}", "--json"])
+    told = json.loads(capsys.readouterr().out)
+    assert ended.value.code == 0 and [product["calls"] for product in told["products"]] == [2, 1]
+    with Store.open(f"sqlite:///{tmp_path / 'new.db'}") as store:
+        device = named_device("h100").key
+        (newest,) = store.records(device_key=device, limit=1)
+        assert told["toolchain"] == newest.toolchain.to_json()
 
 
 def test_a_table_that_no_terminal_shows_is_not_cut(
