@@ -16,6 +16,8 @@ import torch
 from torch.fx import Node
 from torch.utils._python_dispatch import _disable_current_modes
 
+from kernelwright.compiler.operands import is_static
+
 aten = torch.ops.aten
 
 VIEWS = (aten.view.default, aten._unsafe_view.default, aten.reshape.default)
@@ -129,11 +131,12 @@ def _ancestors(end: Node, region: list[Node]) -> set[Node]:
 
 
 def is_step(node: Node, start: Node) -> bool:
-    """Whether a node is a pointwise step of the same size as `start`, which may be computed together with it."""
+    """Whether a node is a pointwise step of the same size as `start`, which may be computed together with it. Sizes of
+    `start` are known; to compare an open one with them would bind it."""
     if node.op != "call_function" or not isinstance(node.target, torch._ops.OpOverload):
         return False
     value = node.meta.get("val")
-    if not isinstance(value, torch.Tensor) or value.numel() != start.meta["val"].numel():
+    if not isinstance(value, torch.Tensor) or not is_static(value) or value.numel() != start.meta["val"].numel():
         return False
     # Steps that are recomputed or scheduled apart from the product must stay apart from it.
     if any(node.meta.get(key) != start.meta.get(key) for key in ("recompute", "partitioner_tag")):

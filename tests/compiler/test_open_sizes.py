@@ -153,6 +153,37 @@ def test_training_keeps_its_gradients(forced: Any) -> None:
     assert not forced.report.warnings
 
 
+SLICED: dict[str, tuple[Callable[..., torch.Tensor], tuple[torch.Tensor, ...]]] = {
+    "product": (torch.mm, (tensor(9, 8), tensor(8, 4))),
+    "product, activation": (lambda a, b: (a @ b).relu(), (tensor(9, 8), tensor(8, 4))),
+    "bmm": (torch.bmm, (tensor(9, 6, 8), tensor(9, 8, 4))),
+    "conv": (functional.conv2d, (tensor(9, 4, 6, 6), tensor(8, 4, 3, 3), tensor(8))),
+    "attention": (attend, tuple(tensor(9, 4, 16, 8) + i for i in range(3))),
+}
+
+
+@pytest.mark.parametrize("trains", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("case", SLICED)
+def test_known_sizes_do_not_bind_open_ones_behind_them(forced: Any, case: str, trains: bool) -> None:
+    """As a table of places is cut to the length of a prompt, which may be all of it."""
+    function, args = SLICED[case]
+
+    def model(x: torch.Tensor, *args: torch.Tensor) -> torch.Tensor:
+        return function(*args)[: x.shape[0]] * x.view(-1, *[1] * (function(*args).dim() - 1))
+
+    run = forced.compile(model)
+    operands = [x.detach().clone().requires_grad_(trains) for x in args]
+    for size in (9, 5, 8):
+        x = tensor(size)
+        torch._dynamo.mark_dynamic(x, 0)
+        got, want = run(x, *operands), model(x, *operands)
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        if trains:
+            gradients = (torch.autograd.grad(y.square().sum(), operands) for y in (got, want))
+            torch.testing.assert_close(*gradients, rtol=1e-3, atol=1e-3)
+    assert len(forced.graphs) == 1 and forced.report.replaced and not forced.report.warnings
+
+
 def table_of(*sizes: int) -> tuple[dict[str, Any], dict[int, Any]]:
     found = {}
     for size in sizes:
