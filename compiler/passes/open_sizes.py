@@ -1,5 +1,5 @@
-"""Batched products, convolutions and attentions with one symbol among their sizes: a batch, a length of a prompt. They
-are looked up where that symbol is a power of two, and `kernelwright::open_call` chooses among what wins at every call.
+"""Batched products, convolutions and attentions with one open size: a batch, a length of a prompt, of a cache of keys.
+They are looked up where it is a power of two, and `kernelwright::open_call` chooses among what wins at every call.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import sympy
 import torch
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -23,10 +24,12 @@ from kernelwright.types import Workload
 aten = torch.ops.aten
 
 VALUES = tuple(2**power for power in range(14))
-"""What the symbol is replaced by to look things up: 1 to 8192."""
+"""What an open size is taken to be to look things up: 1 to 8192."""
 
 TRIED = (999, 1024)
 """Values of the symbol at which orders and sizes of results are compared; sizes such as "7 less" are positive there."""
+
+_ANY = sympy.Symbol("any")
 
 ORDERS = {3: ((0, 1, 2),), 4: ((0, 1, 2, 3), (0, 2, 3, 1), (0, 2, 1, 3))}
 """In which order the dimensions of a result may lie, by their number."""
@@ -34,25 +37,40 @@ ORDERS = {3: ((0, 1, 2),), 4: ((0, 1, 2, 3), (0, 2, 3, 1), (0, 2, 1, 3))}
 
 @dataclasses.dataclass(frozen=True)
 class Place:
-    """An operator with one symbol among its sizes. value: the node whose value our operator gives."""
+    """An operator with one open size. value: the node whose value our operator gives. symbols: what stands for the
+    open size: one, or those of two sizes that are equal in any call."""
 
     node: Node
     value: Node
-    symbol: Any
+    symbols: frozenset[Any]
     operands: Mapping[str, Node]
     told: Mapping[str, Any]
 
     def workloads(self) -> list[Workload]:
-        """What it is for each of VALUES that gives a workload."""
+        """What it is for each of VALUES that gives a workload, the smallest first."""
         found = []
-        for number in VALUES:
+        for number in self._numbers():
             try:
-                operands = {name: _sized(value_of(node), self.symbol, number) for name, node in self.operands.items()}
+                operands = {name: _sized(value_of(node), self.symbols, number) for name, node in self.operands.items()}
                 workload = open_call.workload_of(operands, self.told, open_call.empty_result(operands, self.told))
             except UsageError:
                 continue
             found.append(workload)
         return found
+
+    def _numbers(self) -> list[int]:
+        """The numbers of the symbols at which a size of an operand is one of VALUES (a cache and its new key are one
+        more than the symbol); VALUES themselves where a size does not grow with them in even steps."""
+        sizes: list[Any] = [size for node in self.operands.values() for size in value_of(node).shape]
+        numbers: set[int] = set()
+        for expr in {s.node.expr.subs(dict.fromkeys(self.symbols, _ANY)) for s in sizes if isinstance(s, torch.SymInt)}:
+            first = expr.subs(_ANY, 0)
+            step = expr.subs(_ANY, 1) - first
+            if step > 0 and sympy.expand(expr - step * _ANY - first) == 0:
+                numbers.update(int((value - first) // step) for value in VALUES if (value - first) % step == 0)
+            else:
+                numbers.update(VALUES)
+        return sorted(number for number in numbers if number > 0)
 
     def replace(self, graph: Graph, answers: Sequence[Answer]) -> None:
         """Let our operator choose among the answers' schedules at every call."""
@@ -68,7 +86,7 @@ class Place:
 
 
 def place_of(node: Node) -> Place | None:
-    """The place of a node; None where it is none of these operators, or has another number of symbols."""
+    """The place of a node; None where it is none of these operators, or has another number of open sizes."""
     found = _read(node)
     if found is None:
         return None
@@ -79,19 +97,31 @@ def place_of(node: Node) -> Place | None:
     if len({tensor.device for tensor in tensors}) > 1:
         return None
     numbers = [number for tensor in tensors for number in (*tensor.shape, *tensor.stride())]
-    symbols = {
-        symbol for number in numbers if isinstance(number, torch.SymInt) for symbol in number.node.expr.free_symbols
-    }
-    if len(symbols) != 1:
+    symbols = _symbols(*numbers)
+    if len(symbols) != 1 and symbols != _lengths(operands):
         return None
-    (symbol,) = symbols
     try:
-        order = _order(value_of(value), symbol)
-        if order is None or not _has_sizes(value_of(value), operands, {**told, "order": order}, symbol):
+        order = _order(value_of(value), symbols)
+        if order is None or not _has_sizes(value_of(value), operands, {**told, "order": order}, symbols):
             return None
     except UsageError:
         return None
-    return Place(node, value, symbol, operands, {**told, "order": order})
+    return Place(node, value, symbols, operands, {**told, "order": order})
+
+
+def _symbols(*numbers: Any) -> frozenset[Any]:
+    """What the numbers depend on."""
+    return frozenset().union(*(one.node.expr.free_symbols for one in numbers if isinstance(one, torch.SymInt)))
+
+
+def _lengths(operands: Mapping[str, Node]) -> frozenset[Any] | None:
+    """The symbols of an attention's keys and values, which are as many, where both lengths are written alike: a cache
+    comes as two tensors, and torch takes their lengths for two sizes. Else None."""
+    lengths: list[Any] = [value_of(operands[name]).shape[2] for name in ("k", "v") if name in operands]
+    if not all(isinstance(length, torch.SymInt) and len(_symbols(length)) == 1 for length in lengths):
+        return None
+    written = {length.node.expr.subs(dict.fromkeys(_symbols(length), _ANY)) for length in lengths}
+    return _symbols(*lengths) if len(written) == 1 else None
 
 
 def _read(node: Node) -> tuple[Node, dict[str, Node], dict[str, Any]] | None:
@@ -127,27 +157,30 @@ def _attention(node: Node) -> tuple[Node, dict[str, Node], dict[str, Any]] | Non
     return value, operands, {"kind": "attention", "causal": found.causal, "scale": found.scale}
 
 
-def _order(value: torch.Tensor, symbol: Any) -> list[int] | None:
-    """The order in memory of a value's dimensions, whatever the symbol is."""
+def _order(value: torch.Tensor, symbols: frozenset[Any]) -> list[int] | None:
+    """The order in memory of a value's dimensions, whatever the symbols are."""
     for order in ORDERS.get(value.dim(), ()):
-        tried = [_sized(value, symbol, number).permute(order) for number in TRIED]
+        tried = [_sized(value, symbols, number).permute(order) for number in TRIED]
         if all(tensor.is_contiguous() for tensor in tried):
             return list(order)
     return None
 
 
-def _has_sizes(value: torch.Tensor, operands: Mapping[str, Node], told: Mapping[str, Any], symbol: Any) -> bool:
+def _has_sizes(
+    value: torch.Tensor, operands: Mapping[str, Node], told: Mapping[str, Any], symbols: frozenset[Any]
+) -> bool:
     """Whether our operator's result is as large as the value."""
-    sized = {name: _sized(value_of(node), symbol, TRIED[0]) for name, node in operands.items()}
-    return open_call.sizes_of(sized, told) == tuple(_sized(value, symbol, TRIED[0]).shape)
+    sized = {name: _sized(value_of(node), symbols, TRIED[0]) for name, node in operands.items()}
+    return open_call.sizes_of(sized, told) == tuple(_sized(value, symbols, TRIED[0]).shape)
 
 
-def _sized(value: torch.Tensor, symbol: Any, number: int) -> torch.Tensor:
-    """A tensor without data like `value` where the symbol is this number; no guard comes of it.
+def _sized(value: torch.Tensor, symbols: frozenset[Any], number: int) -> torch.Tensor:
+    """A tensor without data like `value` where the symbols are this number; no guard comes of it.
 
     UsageError where there is no such tensor."""
+    known = dict.fromkeys(symbols, number)
     sizes, strides = (
-        [int(one.node.expr.subs({symbol: number})) if isinstance(one, torch.SymInt) else one for one in numbers]
+        [int(one.node.expr.subs(known)) if isinstance(one, torch.SymInt) else one for one in numbers]
         for numbers in (value.shape, value.stride())
     )
     if min((*sizes, *strides), default=0) < 0:

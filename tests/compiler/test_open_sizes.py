@@ -54,6 +54,18 @@ def heads_inside(x: torch.Tensor) -> torch.Tensor:
     return functional.scaled_dot_product_attention(q, q, q).transpose(1, 2).flatten(2)
 
 
+def cached(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+    return functional.scaled_dot_product_attention(q, torch.cat([k, new], 2), torch.cat([v, new + 1], 2))
+
+
+def without_first(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return functional.scaled_dot_product_attention(q, k[:, :, 1:], v)
+
+
+def lengths(*sizes: int) -> tuple[torch.Tensor, ...]:
+    return tuple(tensor(2, 4, size, 8) + place for place, size in enumerate(sizes))
+
+
 CASES: dict[str, tuple[Callable[..., torch.Tensor], Made, str]] = {
     "bmm": (product, lambda n: (tensor(n, 6, 8), tensor(n, 8, 5)), "B"),
     "bmm, rows": (product, lambda n: (tensor(3, n, 8), tensor(3, 8, 5)), "M"),
@@ -61,6 +73,12 @@ CASES: dict[str, tuple[Callable[..., torch.Tensor], Made, str]] = {
     "conv, last": (biased, lambda n: (tensor(n, 8, 6, 6).to(memory_format=LAST), tensor(4, 8, 3, 3), tensor(4)), "N"),
     "attention": (attend, lambda n: tuple(tensor(n, 4, 16, 8) + i for i in range(3)), "B"),
     "attention, length": (to_itself, lambda n: (tensor(2, 4, n, 8),), "Sq"),
+    "attention, keys": (attend, lambda n: lengths(3, n, n), "Skv"),
+    "attention, cache": (
+        cached,
+        lambda n: lengths(1, n, n, 1),
+        "Skv",
+    ),
     "attention, heads": (heads_inside, lambda n: (tensor(2, n, 32),), "Sq"),
 }
 
@@ -91,7 +109,7 @@ def test_one_graph_serves_all_sizes(forced: Any, case: str) -> None:
 
 
 def test_sizes_below_the_symbol_are_chosen_among_too(forced: Any) -> None:
-    """The symbol's smallest values leave nothing of such a size."""
+    """What is looked up are powers of two of such a size, not of the symbol."""
 
     def shorter(x: torch.Tensor) -> torch.Tensor:
         return to_itself(x[:, :, :-7])
@@ -103,7 +121,7 @@ def test_sizes_below_the_symbol_are_chosen_among_too(forced: Any) -> None:
             got = run(*marked((x,), (tensor(2, 4, size + 1, 8),)))
             torch.testing.assert_close(got, shorter(x), rtol=1e-4, atol=1e-4)
     (decision,) = forced.report.replaced
-    assert "around Skv 1, Sq 1 and Skv 9, Sq 9 and" in decision.reason
+    assert "around Skv 1, Sq 1 and Skv 2, Sq 2 and Skv 4, Sq 4 and" in decision.reason
     assert len(forced.graphs) == 1 and not forced.report.warnings
 
 
@@ -129,8 +147,10 @@ def test_what_never_wins_is_left_alone(tried_with: Any) -> None:
     [
         (product, (tensor(5, 6, 8), tensor(5, 8, 5)), (tensor(6, 7, 8), tensor(6, 8, 5))),
         (plain, (tensor(2, 8, 6, 6), tensor(4, 8, 3, 3)), (tensor(2, 8, 7, 6), tensor(4, 8, 3, 3))),
+        (attend, lengths(3, 5, 5), lengths(4, 6, 6)),
+        (without_first, lengths(3, 6, 5), lengths(3, 7, 6)),
     ],
-    ids=["two symbols", "height"],
+    ids=["two symbols", "height", "queries and keys", "keys and values that are not alike"],
 )
 def test_what_has_other_symbols_is_left_alone(
     forced: Any, function: Any, args: tuple[torch.Tensor, ...], others: tuple[torch.Tensor, ...]
