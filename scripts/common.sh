@@ -40,9 +40,9 @@ use_browser() {
 }
 
 # Pip installs a local folder anew each time, so what is tested is this tree; left-over build folders would put deleted
-# files back into it. Everywhere Python compiles the modules that it imports, pip not all of torch's before.
+# files back into it.
 install_tree() { # install_tree EXTRAS [CONSTRAINTS]
     rm -rf build ./*.egg-info src/*.egg-info
-    "$python" -m pip install --quiet --no-compile --constraint "${2:-constraints.txt}" ".$1" || fail "pip could not install Kernelwright and what it needs"
+    "$python" -m pip install --quiet --constraint "${2:-constraints.txt}" ".$1" || fail "pip could not install Kernelwright and what it needs"
     rm -rf build ./*.egg-info src/*.egg-info
 }
